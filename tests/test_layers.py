@@ -72,6 +72,7 @@ FORBIDDEN: Mapping[str, set[str]] = {
     "gateway/dialects/": NO_LOOP,
     "gateway/admission/fair_queue.py": NO_LOOP,
     "gateway/features/prompt_log/naming/": {*NO_LOOP, "random", "os", "pathlib", "logging", "importlib"},
+    "gateway/features/prompt_log/turns/": {*NO_LOOP, "random", "os", "pathlib", "logging", "importlib"},
     "gateway/features/workflows/language/": {*NO_LOOP, "random", "os", "pathlib", "logging", "importlib"},
     "router/": {*NO_LOOP, "datetime", "random", "logging", "os", "pathlib", "secrets", "io"},
     "replica/": {"gateway", "router"},

@@ -35,14 +35,16 @@ class AnswerPart:
     """A part of an answer: a text, a thought, a refusal, a call, or bytes that only their issuer can read.
 
     id: of a call. name: of a call; of a thought, the name of its member; of sealed bytes, the name of their block or member.
+    signature: of a thought in Messages.
     """
 
-    __slots__ = ("id", "kind", "name", "written")
+    __slots__ = ("id", "kind", "name", "signature", "written")
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.id = ""
         self.name = ""
+        self.signature = ""
         self.written = bytearray()  # in one piece: it may come byte by byte
 
     @property
@@ -57,10 +59,10 @@ class AnswerPart:
 class FinishedAnswer:
     """The value (see the module). parts: in their order. finish_reason: in chat's words, "" while there is none. stop: the stop
     sequence that ended the text, if the engine names it. token_ids: of the answer, if the engine sends them. done: the end that
-    its dialect writes has come. pieces: of text, in a stream of chat.
+    its dialect writes has come. pieces: of text, in a stream of chat. foreign: it has blocks of Messages that are no parts.
     """
 
-    __slots__ = ("done", "finish_reason", "id", "model", "parts", "pieces", "stop", "token_ids", "usage")
+    __slots__ = ("done", "finish_reason", "foreign", "id", "model", "parts", "pieces", "stop", "token_ids", "usage")
 
     def __init__(self) -> None:
         self.id = ""
@@ -70,7 +72,7 @@ class FinishedAnswer:
         self.stop = ""
         self.token_ids: list[int] = []
         self.usage: Usage | None = None
-        self.done = False
+        self.done = self.foreign = False
         self.pieces = 0
 
     @property

@@ -73,6 +73,7 @@ class MessageAssembler(AnswerAssembler):
     def _block(self, index: Any, block: Any) -> None:
         type_ = form.text_in(block, "type") if isinstance(block, dict) else ""
         if type_ not in _KINDS or not isinstance(index, int):
+            self.value.foreign = True
             return
         kind, member = _KINDS[type_]
         part = self.part(index, 0, kind)
@@ -83,11 +84,16 @@ class MessageAssembler(AnswerAssembler):
         else:
             self.name(part, "", "" if kind == form.TEXT else type_)
             self.write(part, block.get(member))
+            part.signature = form.text_in(block, "signature")
+            self.hold(len(part.signature))
 
     def _delta(self, index: Any, delta: Any) -> None:
         part = self._parts.get((index, 0)) if isinstance(index, int) and isinstance(delta, dict) else None
         if part is not None:
             self.write(part, delta.get(_DELTAS[part.kind]))
+            if signature := form.text_in(delta, "signature"):
+                part.signature += signature
+                self.hold(len(signature))
 
     def _ended(self, holder: Any, usage: Any) -> None:
         """holder: has the reason."""

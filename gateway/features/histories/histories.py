@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +21,10 @@ from gateway.errors import GatewayError
 from gateway.features.histories.history import CONVERSATION, PREVIOUS, History
 from gateway.features.histories.kept import ClientHistory, KeptReader, StoredAnswer, stored_answer
 from gateway.features.histories.lazy import LazyStore
+from gateway.features.histories.log_turn import LogTurn
 from gateway.features.histories.records import (
+    HEAD,
+    RESPONSES,
     UNANSWERED,
     ExpiredObjectError,
     HistoryTooLargeError,
@@ -45,6 +49,7 @@ log = logging.getLogger("warmroute.state")
 
 RETRY_S: Final = 5
 _WHY_UNKNOWN: Final = "It was not stored, has expired, or belongs to other credentials. Send the whole input."
+_A_HEAD: Final = "(a head)"  # in messages
 STORE_RESULTS: Final = ("kept", "failed", "unfit", "repeated")
 MAX_TURN: Final = 10_000  # items that one turn adds to a conversation
 
@@ -56,7 +61,8 @@ class Turn(AnswerTap):
     client. request_items: its input; None: the answer is not stored. parent: the previous stored response, or "".
     remember: called with the complete answer of a stream that is not stored, for the client's connection. attempted: `keep` was
     called. stored: the answer is in the store. client: the unit of fairness. finish: stores the answer of a background run,
-    whose response is already stored; None: not a run. unwritten: the arguments of `finish`, until it has succeeded.
+    whose response is already stored; None: not a run. unwritten: the arguments of `finish`, until it has succeeded. log: the
+    turn in a prompt log, or None.
     """
 
     __slots__ = (
@@ -67,6 +73,7 @@ class Turn(AnswerTap):
         "client",
         "client_history",
         "finish",
+        "log",
         "parent",
         "remember",
         "request_items",
@@ -86,6 +93,7 @@ class Turn(AnswerTap):
         self.attempted = self.stored = False
         self.finish: Finish | None = None
         self.unwritten: tuple[RunEnd, list[Item]] | None = None
+        self.log: LogTurn | None = None
 
     def disable(self) -> None:
         """Store nothing of this answer, and leave the client's `store` to the replica."""
@@ -153,12 +161,16 @@ class Histories:
         """
         if not (history.previous or history.conversation):
             return self.fresh(owner, history)
-        named = history.previous or history.conversation
+        named = _A_HEAD if history.previous.startswith(HEAD) else history.previous or history.conversation
         try:
             store = await self.open()
             if history.previous:
                 before = list[bytes]()
+                if history.previous.startswith(HEAD):
+                    history.previous = await _response_at(store, owner, history.previous)
                 chain = await store.chain(owner, history.previous, max_bytes)
+                if chain[-1].log.form != RESPONSES:
+                    raise UnknownObjectError(history.previous)
                 _require_answer(chain[-1])
                 for each in chain:
                     before += (each.input, each.output)
@@ -197,6 +209,17 @@ class Histories:
             turn.request_items = _joined(items, turn.request_items)
         return turn
 
+    def logged(self, owner: str, history: History, log: LogTurn) -> Turn:
+        """A turn of a prompt log. Its answer is stored if the client or the log wants it."""
+        history.store = history.store or log.keeps
+        if log.own is not None:
+            history.own = log.own
+        turn = Turn(self, owner, history, log.before)
+        turn.log, turn.parent = log, log.parent
+        if turn.request_items is not None:
+            turn.request_items = log.stored
+        return turn
+
     async def items(self, owner: str, ids: Sequence[str], max_bytes: int, charge: Charge, client: str) -> dict[str, bytes]:
         """All items (JSON) with these ids.
 
@@ -226,6 +249,8 @@ class Histories:
         found = stored_answer(response)
         if found is None:
             self._kept.add(("unfit",))
+            if turn.log is not None:
+                turn.log.ended("unfit")
             return False
         client_history = turn.client_history
         items: list[Item] | None = []
@@ -244,6 +269,8 @@ class Histories:
         except StoreError as error:
             if not isinstance(error, StoreFailed):
                 turn.unwritten = None  # a retry would fail, too
+            if turn.log is not None:
+                turn.log.ended("full" if isinstance(error, StoreFullError) else "failed")
             return self._log_failure(client_history.id or found.id, str(error))
         if kept:
             self._kept.add(("kept",))
@@ -284,7 +311,11 @@ class Histories:
             names=found.names,
             response=response,
         )
-        kept = await (await self.open()).put(stored, items)
+        store = await self.open()
+        if turn.log is not None and (names := turn.log.named(found.output)) is not None:
+            turn.log.ended("kept", await store.put_turn(replace(stored, log=names), turn.log.framed, turn.log.ttl_s))
+            return True
+        kept = await store.put(stored, items)
         if not kept:
             self._count_repeated_id(found.id)
         return kept
@@ -293,6 +324,22 @@ class Histories:
         """Raises StoreFailed."""
         assert self.store is not None
         return await self.store.get()
+
+
+async def _response_at(store: TurnStore, owner: str, head: str) -> str:
+    """The id of the newest response with this head. Raises UnknownObjectError or ExpiredObjectError, without the head, because
+    errors are logged.
+    """
+    try:
+        turns = await store.turns_at(owner, head)
+    except UnknownObjectError:
+        turns = ()
+    except ExpiredObjectError as expired:
+        raise ExpiredObjectError(_A_HEAD, expired.ttl_s, expired.at) from None
+    found = next((turn.id for turn in turns if turn.form == RESPONSES and not turn.at_input), None)
+    if found is None:
+        raise UnknownObjectError(_A_HEAD)
+    return found
 
 
 def too_large(text: str, param: str) -> GatewayError:

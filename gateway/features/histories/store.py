@@ -144,9 +144,9 @@ class HistoryStore(ConversationStore):
         self, connection: Connection, response: StoredResponse, now: float, ttl_s: float = 0.0, *, renews: bool = False
     ) -> float | None:
         """Inserts a response; returns its expiry. None: another one has its id. A response with the same creation time replaces
-        itself, because a transaction may be repeated. ttl_s: its lifetime; 0: the store's. renews: one with its id is the same.
+        itself, because a transaction may be repeated. ttl_s: its lifetime; 0: the longest. renews: one with its id is the same.
         """
-        ttl_s = ttl_s or self._ttl_s
+        ttl_s = min(ttl_s or self._ttl_s, self._ttl_s)
         row: dict[str, Any] = {name: getattr(response, name) for name in _COLUMNS}
         row |= {name: getattr(response.log, name) for name in _NAMES}
         row |= {"after_input": int(response.log.after_input), "digests": response.log.digests or None}

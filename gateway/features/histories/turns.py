@@ -6,6 +6,7 @@ like an unknown one, by the same statement.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -14,10 +15,12 @@ from sqlalchemy import Connection, and_, bindparam, literal, select, union_all
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.database.driver import SQLITE
+from gateway.database.failures import StoreFailed
 from gateway.features.histories.records import ExpiredObjectError, FoundTurn, StoredResponse, UnknownObjectError
 from gateway.features.histories.store import HistoryStore
 from gateway.features.histories.tables import ROW, frames, responses
 
+KEEP_S: Final = 1.0  # an answer is not late by more; then its turn is not stored
 MAX_FOUND: Final = 100  # turns with one head, the newest first
 
 
@@ -27,7 +30,7 @@ class TurnStore(HistoryStore):
     async def put_turn(self, turn: StoredResponse, frame: bytes = b"", ttl_s: float = 0.0) -> float:
         """Stores a turn, or renews an equal one; it is durable when this returns. Returns its expiry in Unix seconds.
 
-        frame: to be stored with it; b"": none. ttl_s: its lifetime; 0: the store's. Raises UnknownObjectError if its parent
+        frame: to be stored with it; b"": none. ttl_s: its lifetime; 0: the longest. Raises UnknownObjectError if its parent
         does not exist, or another response has its id.
         """
         now = self._clock()
@@ -44,7 +47,11 @@ class TurnStore(HistoryStore):
                 self._put_frame(connection, turn, frame, expires_at)
             return expires_at
 
-        return await self._database.write(work)
+        try:
+            async with asyncio.timeout(KEEP_S):
+                return await self._database.write(work)
+        except TimeoutError:
+            raise StoreFailed(f"the database took longer than {KEEP_S:g} s") from None
 
     async def turns_at(self, owner: str, head: str) -> Sequence[FoundTurn]:
         """The turns of an owner with this head, or with this input head, the newest first. Raises UnknownObjectError or

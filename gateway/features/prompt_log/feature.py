@@ -1,15 +1,22 @@
-"""The prompt log: names of conversations, and their verification."""
+"""The prompt log: names of conversations, their verification, and turns that are kept by name."""
 
 from __future__ import annotations
 
 from gateway.core import Core
+from gateway.features.histories.lazy import LazyStore
+from gateway.features.prompt_log import base_phase, naming_phase
+from gateway.features.prompt_log.base_phase import BasePhase
 from gateway.features.prompt_log.metrics import PromptLogMetrics
-from gateway.features.prompt_log.naming_phase import OPERATION, NamingPhase
+from gateway.features.prompt_log.naming_phase import NamingPhase
 from gateway.request.extensions import Answerer, Preparer
 
 
 def install(core: Core) -> None:
-    phase = NamingPhase(core.parsing, core.metrics.of(PromptLogMetrics), core.wall_clock)
-    core.parsing.process.operations[OPERATION] = "gateway.features.prompt_log.job:compute"
-    core.extensions.answerers.insert(0, Answerer(phase.in_background, phase.refuse))  # before runs are started
-    core.extensions.preparers.append(Preparer(phase.concerns, phase.prepare))
+    store, metrics = core.part(LazyStore), core.metrics.of(PromptLogMetrics)
+    base = BasePhase(core.live, core.parsing, store, metrics)
+    naming = NamingPhase(core.parsing, store, metrics, core.wall_clock)
+    core.parsing.process.operations[base_phase.OPERATION] = "gateway.features.prompt_log.job:own"
+    core.parsing.process.operations[naming_phase.OPERATION] = "gateway.features.prompt_log.job:compute"
+    core.extensions.answerers.insert(0, Answerer(base.in_background, base.refuse))  # before runs are started
+    core.extensions.preparers.insert(0, Preparer(base.concerns, base.prepare))  # before histories are joined
+    core.extensions.preparers.append(Preparer(naming.concerns, naming.prepare))

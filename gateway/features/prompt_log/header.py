@@ -1,36 +1,56 @@
 """The header `Prompt-Log`, a dictionary of structured fields (RFC 9651). Unknown members are ignored. Pure.
 
-Prompt-Log: name, expect="pl1_..."         of a request
-Prompt-Log: input="pl1_...", frame="pf1_...", head="pl1_...", length=42        of an answer
+Prompt-Log: keep, base="pl1_...", expect="pl1_..."         of a request
+Prompt-Log: input="pl1_...", frame="pf1_...", head="pl1_...", length=42, expires=1766892000, kept        of an answer
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from gateway.errors import GatewayError
 from gateway.features.prompt_log.naming.chain import chain_named, head_name
-from gateway.features.prompt_log.naming.forms import LogNames
 from gateway.features.prompt_log.structured_field import dictionary
 
 HEADER: Final = "Prompt-Log"
 MAX_BYTES: Final = 1024
 _FALSE: Final = "?0"
 INVALID: Final = "prompt_log_invalid"
-_STORED: Final = ("base", "frame", "once")  # members that need the server's copy of a log
-_REFUSALS: Final = {"keep": "kept", "ref": "ref"}  # members, and the members of the answer that say that nothing was kept
+_FRAME: Final = re.compile(r"pf1_[A-Za-z0-9_-]{43}")
+_SECONDS: Final = re.compile(r"[0-9]{1,15}")
+_LATER: Final = "once"  # of the protocol; not served yet
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """A request's header. expect: the chain that the client has computed; None: it expects none. refused: members of the
-    answer that are false, because this gateway keeps nothing.
+    """A request's header. expect: the chain that the client has computed; None: it expects none. keep: its turn is to be kept.
+    ttl_s: the wished lifetime of the turn; 0: the longest. base: the chain of the log that it goes on from, None: none. frame:
+    the name of its frame, "": its own. ref: it wants a ref to be moved.
     """
 
-    expect: bytes | None
-    refused: tuple[str, ...]
+    expect: bytes | None = None
+    keep: bool = False
+    ttl_s: float = 0.0
+    base: bytes | None = None
+    frame: str = ""
+    ref: bool = False
+
+    @property
+    def stores(self) -> bool:
+        """True if the wishes need the store of turns."""
+        return self.keep or self.base is not None or self.frame != ""
+
+    @property
+    def kind(self) -> str:
+        """The label of the request in metrics."""
+        if self.base is not None:
+            return "base"
+        if self.keep:
+            return "keep"
+        return "expect" if self.expect is not None else "name"
 
 
 def wishes_of(value: str) -> Wishes | None:
@@ -40,22 +60,25 @@ def wishes_of(value: str) -> Wishes | None:
     members = dictionary(value)
     if members is None:
         raise invalid("The header is no dictionary of structured fields (RFC 9651).", HEADER)
-    for name in _STORED:
-        if name in members:
-            text = f"This gateway computes names, and keeps no logs: {name!r} is not available. Send the whole conversation."
-            raise GatewayError(400, "prompt_logs_off", text, param=name, members={})
-    wished = [name for name in ("name", *_REFUSALS) if members.get(name, _FALSE) != _FALSE]
-    expect = _expect(members["expect"]) if "expect" in members else None
-    if not wished and expect is None:
+    if _LATER in members:
+        raise logs_off(f"{_LATER!r} is not served here.", _LATER)
+    wishes = Wishes(
+        _head(members, "expect"),
+        keep=_wished(members, "keep"),
+        ttl_s=_ttl_s(members),
+        base=_head(members, "base"),
+        frame=_frame(members),
+        ref=_wished(members, "ref"),
+    )
+    if not (wishes.stores or wishes.ref or wishes.expect is not None or _wished(members, "name")):
         return None
-    return Wishes(expect, tuple(_REFUSALS[name] for name in wished if name in _REFUSALS))
+    return wishes
 
 
-def answer_line(names: LogNames, refused: Iterable[str], head: str = "", length: int = 0) -> bytes:
-    """The header of an answer, as a line. head, length: of the log with the answer; "": not known. refused: of Wishes."""
-    told = f', head="{head}", length={length}' if head else f", length={names.length}"
-    told += "".join(f", {name}=?0" for name in refused)
-    return f'{HEADER}: input="{head_name(names.chain)}", frame="{names.frame}"{told}\r\n'.encode("ascii")
+def answer_line(input_: bytes, frame: str, told: Mapping[str, str | int | bool]) -> bytes:
+    """The header of an answer, as a line. input_: the chain of the request's log. told: further members."""
+    members = {"input": head_name(input_), "frame": frame, **told}
+    return f"{HEADER}: {', '.join(map(_member, members.items()))}\r\n".encode("ascii")
 
 
 def invalid(text: str, param: str) -> GatewayError:
@@ -63,8 +86,45 @@ def invalid(text: str, param: str) -> GatewayError:
     return GatewayError(400, INVALID, f"Prompt-Log: {text}", param=param, members={})
 
 
-def _expect(value: str) -> bytes:
+def logs_off(text: str, param: str) -> GatewayError:
+    """The error of a member that this gateway does not serve."""
+    return GatewayError(
+        400, "prompt_logs_off", f"Prompt-Log: {text} Send the whole conversation, without it.", param=param, members={}
+    )
+
+
+def _member(member: tuple[str, str | int | bool]) -> str:
+    name, value = member
+    if isinstance(value, bool):
+        return name if value else f"{name}={_FALSE}"
+    return f"{name}={value}" if isinstance(value, int) else f'{name}="{value}"'
+
+
+def _wished(members: Mapping[str, str], name: str) -> bool:
+    return members.get(name, _FALSE) != _FALSE
+
+
+def _ttl_s(members: Mapping[str, str]) -> float:
+    value = members.get("ttl", "0")
+    if not _SECONDS.fullmatch(value) or ("ttl" in members and not int(value)):
+        raise invalid("'ttl' must be a number of seconds, 1 or more.", "ttl")
+    return float(value)
+
+
+def _head(members: Mapping[str, str], name: str) -> bytes | None:
+    if name not in members:
+        return None
+    value = members[name]
     chain = chain_named(value[1:-1]) if value.startswith('"') else None
     if chain is None:
-        raise invalid("'expect' must be a head in quotes, such as \"pl1_9fIC...\".", "expect")
+        raise invalid(f'{name!r} must be a head in quotes, such as "pl1_9fIC...".', name)
     return chain
+
+
+def _frame(members: Mapping[str, str]) -> str:
+    if "frame" not in members:
+        return ""
+    value = members["frame"]
+    if not (value.startswith('"') and _FRAME.fullmatch(value[1:-1])):
+        raise invalid("'frame' must be the name of a frame in quotes, such as \"pf1_0aQx...\".", "frame")
+    return value[1:-1]

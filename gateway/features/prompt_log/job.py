@@ -1,11 +1,15 @@
-"""Names of a large body, as an operation of the parser process."""
+"""Names of large bodies, and what they add to a log, as operations of the parser process."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 from gateway.dialects.json_structure import exceeds, too_complex
 from gateway.features.prompt_log.header import invalid
 from gateway.features.prompt_log.naming.canonical import NoNameError
 from gateway.features.prompt_log.naming.forms import LogNames, names_in
+from gateway.features.prompt_log.turns.own_turn import OwnTurn, own_turn
 
 
 def compute(body: bytes, form: str) -> tuple[str, int, bytes, tuple[bytes, ...]]:
@@ -20,5 +24,20 @@ def named(body: bytes, form: str) -> LogNames:
     """Raises GatewayError 400."""
     try:
         return names_in(body, form)
+    except NoNameError as error:
+        raise invalid(f"This conversation has no name: {error.reason}.", error.param) from None
+
+
+def own(body: bytes, form: str, chain: bytes, bases: list[list[str]], named: bool) -> tuple[Any, ...]:
+    """The fields of the body's OwnTurn. Raises GatewayError 400 or 413."""
+    if exceeds(body):
+        raise too_complex()
+    return own_named(body, form, chain, bases, named=named).fields
+
+
+def own_named(body: bytes, form: str, chain: bytes, bases: Sequence[Sequence[str]], *, named: bool) -> OwnTurn:
+    """See `own_turn`. Raises GatewayError 400."""
+    try:
+        return own_turn(body, form, chain, bases, named=named)
     except NoNameError as error:
         raise invalid(f"This conversation has no name: {error.reason}.", error.param) from None

@@ -24,6 +24,7 @@ from gateway.errors import GatewayError, bad_request
 from gateway.features.histories.histories import Histories, expired_error, full, unavailable
 from gateway.features.histories.records import (
     RUNNING,
+    TURN,
     Charge,
     ExpiredObjectError,
     HistoryTooLargeError,
@@ -101,6 +102,8 @@ class StateApi:
         self, method: str, named: tuple[str, str | None], query: str, owner: str, client: str, charge: Charge
     ) -> Answer | RunStreamRequest | None:
         (id_, below), store = named, await self._runs.open_store()
+        if id_.startswith(TURN):
+            raise UnknownObjectError(id_)  # of another API, in a prompt log
         if below == "input_items":
             _require(method, "GET")
             asked = _query(query)

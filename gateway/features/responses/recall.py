@@ -14,15 +14,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
-from gateway.admission.memory import LARGE_BODY, MemoryLease, parsing
+from gateway.admission.memory import LARGE_BODY, MemoryLease
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.dialect import Dialect
 from gateway.errors import bad_request, over_budget
 from gateway.features.histories.histories import Histories, Turn, too_large
 from gateway.features.histories.history import History, written_out
 from gateway.features.histories.kept import stored_answer
+from gateway.features.histories.log_turn import LOG_TURN
 from gateway.features.histories.recent import Lane
+from gateway.features.histories.whole import WholeBodies
 from gateway.features.responses.api import Answer, StateApi
 from gateway.features.responses.background.objects import queued_object
 from gateway.features.runs.beginning import NewRun, charge
@@ -33,7 +34,6 @@ from gateway.parser.parsing import Parsing, edited
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.exchange import Exchange
 from gateway.request.owner import owner
-from gateway.request.phases.scopes import scope_of
 
 HISTORY_SHARE: Final = 0.9  # share of the largest body, which leaves room for the new items
 
@@ -56,6 +56,7 @@ class Recall:
         self._histories = histories
         self.runs = runs
         self._api = StateApi(histories, runs, clock)
+        self._whole = WholeBodies(live, parsing_)
         self.store = histories.store
         self.on = histories.store is not None
 
@@ -72,7 +73,11 @@ class Recall:
                 raise bad_request("This request cannot run in the background.", "background")
             return api, None
         history.store = history.store and dialect.makes_objects
-        turn = await self._turn(request, history, api, caller, maybe_at_replica=maybe_at_replica)
+        log = LOG_TURN.get(exchange.record)
+        if log is not None:
+            turn: Turn | None = self._histories.logged(owner(request, caller), history, log)
+        else:
+            turn = await self._turn(request, history, api, caller, maybe_at_replica=maybe_at_replica)
         if turn is None:
             return api, None
         turn.client = client
@@ -97,9 +102,7 @@ class Recall:
         done = turn if dialect.makes_objects else None
         if not (turn.before or history.resolved or history.conversation):  # removing the id does not change the prompt's keys
             return api, done
-        parsed = await self._parse(request, dialect, api.body, scope_of(self._live, caller))
-        parsed.alias, parsed.session, parsed.keeps = api.alias, api.session, api.keeps
-        return parsed, done
+        return await self._whole.parsed(exchange, api), done
 
     async def start(
         self, request: ClientRequest, api: ApiRequest, caller: Caller, serve: Serve, *, maybe_at_replica: bool
@@ -183,18 +186,6 @@ class Recall:
     def _max_bytes(self) -> int:
         """The largest history, in bytes."""
         return int(self._live.max_body * HISTORY_SHARE)
-
-    async def _parse(self, request: ClientRequest, dialect: Dialect, body: bytes, scope: tuple[str, ...]) -> ApiRequest:
-        free = self._parsing.turns.free
-        client = request.lease.account.client
-        if free:
-            api = self._parsing.at_once(dialect, body, client=client)
-        else:
-            api = await self._parsing.in_turn(dialect, body, client=client)
-        if api is None:
-            with parsing(request.lease, len(body)):
-                api = await self._parsing.parse(dialect, body, scope, client)
-        return api
 
 
 async def run_request(api: ApiRequest, history: History, lease: MemoryLease) -> ApiRequest:

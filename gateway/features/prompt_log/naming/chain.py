@@ -24,6 +24,7 @@ _ENTRY: Final = b"prompt-log/1 entry\n"
 _FRAME: Final = b"prompt-log/1 frame\n"
 _HEAD: Final = "pl1_"
 EMPTY: Final = sha256(_LOG).digest()
+DIGEST: Final = len(EMPTY)  # bytes
 
 
 def digest_of(entry: dict[str, Any]) -> bytes:
@@ -38,7 +39,19 @@ def chain_of(entries: Iterable[dict[str, Any]], base: bytes = EMPTY) -> Iterator
             digest = digest_of(entry)
         except NoNameError as error:
             raise NoNameError(f"in entry {index + 1}, {error.reason}", error.param) from None
-        base = sha256(_LOG + base + digest).digest()
+        base = linked(base, digest)
+        yield base
+
+
+def linked(chain: bytes, digest: bytes) -> bytes:
+    """The chain after an entry with this digest."""
+    return sha256(_LOG + chain + digest).digest()
+
+
+def chains_of(digests: bytes, base: bytes = EMPTY) -> Iterator[bytes]:
+    """Yields the chain after each entry. digests: of the entries, DIGEST bytes each."""
+    for at in range(0, len(digests), DIGEST):
+        base = linked(base, digests[at : at + DIGEST])
         yield base
 
 

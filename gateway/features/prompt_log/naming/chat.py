@@ -26,15 +26,15 @@ _ROLES: Final = frozenset(["system", "user", "assistant"])
 _LEFT_OUT: Final = _READ | UNPRINTED | {"id", "status", "index"}
 
 
-def chat_log(body: dict[str, Any]) -> Log:
-    """Raises NoNameError."""
-    entries, calls = list[Entry](), OpenCalls()
+def chat_log(body: dict[str, Any], calls: OpenCalls, *, named: bool = False) -> Log:
+    """The log of a body (`framed`). calls: open before it. Raises NoNameError."""
+    entries = list[Entry]()
     for index, message in enumerate(list_in(body.get("messages"), "'messages'")):
         try:
             entries.append(message_entry(object_in(message, "the message"), calls))
         except NoNameError as error:
             raise NoNameError(f"in messages[{index}], {error.reason}", "messages") from None
-    return framed(entries, tools_of(body), body)
+    return framed(entries, tools_of(body), body, range(1, len(entries) + 1), named=named)
 
 
 def message_entry(message: dict[str, Any], open_calls: OpenCalls) -> Entry:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final, NoReturn
@@ -28,10 +28,11 @@ UNPRINTED: Final = MARKERS | {"citations", "annotations", "logprobs"}
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A body as a log: its frame, and its entries."""
+    """A body as a log: its frame, and its entries. leading: elements of the body's list of turns that are in the frame."""
 
     frame: dict[str, Any]
     entries: list[Entry]
+    leading: int = 0
 
 
 def entry_of(role: str, content: list[dict[str, Any]] | None = None, **members: Any) -> Entry:
@@ -41,12 +42,19 @@ def entry_of(role: str, content: list[dict[str, Any]] | None = None, **members: 
 
 
 class OpenCalls:
-    """The calls without a result. All operations are O(log n), and a move of memory of O(n)."""
+    """The calls without a result. All operations are O(log n), and a move of memory of O(n). ids: of the first ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, ids: Iterable[str] = ()) -> None:
         self._ids = list[str]()  # of all calls
         self._open = list[int]()  # numbers of the open calls, the oldest first
         self._numbers = dict[str, deque[int]]()  # of the open calls, by id
+        for id_ in ids:
+            self.add(id_)
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the open calls, the oldest first."""
+        return [self._ids[number] for number in self._open]
 
     def add(self, id_: Any) -> None:
         """A call. Engines may repeat ids."""

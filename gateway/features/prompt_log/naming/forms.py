@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 
 from gateway.features.prompt_log.naming.canonical import NoNameError
 from gateway.features.prompt_log.naming.chain import EMPTY, chain_of, frame_name
 from gateway.features.prompt_log.naming.chat import chat_log
-from gateway.features.prompt_log.naming.entries import Log
+from gateway.features.prompt_log.naming.entries import Log, OpenCalls
 from gateway.features.prompt_log.naming.messages import messages_log
 from gateway.features.prompt_log.naming.responses import responses_log
 
+
+class LogOf(Protocol):
+    """The log of a body. calls: open before it. named: the frame is given by its name. Raises NoNameError."""
+
+    def __call__(self, body: dict[str, Any], calls: OpenCalls, *, named: bool = False) -> Log: ...
+
+
 CHAT, MESSAGES, RESPONSES = "chat", "messages", "responses"
-FORMS: Final[Mapping[str, Callable[[dict[str, Any]], Log]]] = {
+FORMS: Final[Mapping[str, LogOf]] = {
     CHAT: chat_log,
     MESSAGES: messages_log,
     RESPONSES: responses_log,
@@ -41,13 +48,18 @@ class LogNames:
 
 def log_in(body: bytes, form: str) -> Log:
     """The log of a body. Raises NoNameError."""
+    return FORMS[form](object_of(body), OpenCalls())
+
+
+def object_of(body: bytes) -> dict[str, Any]:
+    """The object that a body is. Raises NoNameError."""
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError:
         found = _read_slowly(body)
     if not isinstance(found, dict):
         raise NoNameError("the body is not an object")
-    return FORMS[form](found)
+    return found
 
 
 def names_in(body: bytes, form: str) -> LogNames:

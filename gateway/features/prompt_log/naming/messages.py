@@ -17,7 +17,7 @@ from gateway.features.prompt_log.naming.entries import (
     text_in,
     without,
 )
-from gateway.features.prompt_log.naming.frame import framed, tools_of
+from gateway.features.prompt_log.naming.frame import framed, require_unframed, tools_of
 from gateway.features.prompt_log.naming.parts import parts_of
 
 _BILLING: Final = "x-anthropic-billing-header:"  # a line that a client puts before its system text, another one in each request
@@ -26,9 +26,10 @@ _TOOL_MARKERS: Final = frozenset(["eager_input_streaming", "defer_loading", "all
 _NOT_IN_FUNCTION: Final = _OF_TOOL | MARKERS | _TOOL_MARKERS
 
 
-def messages_log(body: dict[str, Any]) -> Log:
-    """Raises NoNameError."""
-    entries, calls = list[Entry](), OpenCalls()
+def messages_log(body: dict[str, Any], calls: OpenCalls, *, named: bool = False) -> Log:
+    """The log of a body (`framed`). calls: open before it. Raises NoNameError."""
+    entries, ends = list[Entry](), list[int]()
+    require_unframed(body, "system", named=named)
     if system := body.get("system"):
         try:
             entries += message_entries({"role": "system", "content": system}, calls)
@@ -39,7 +40,8 @@ def messages_log(body: dict[str, Any]) -> Log:
             entries += message_entries(object_in(message, "the message"), calls)
         except NoNameError as error:
             raise NoNameError(f"in messages[{index}], {error.reason}", "messages") from None
-    return framed(entries, [_tool(tool) for tool in tools_of(body)], body)
+        ends.append(len(entries))
+    return framed(entries, [_tool(tool) for tool in tools_of(body)], body, ends, named=named)
 
 
 def message_entries(message: dict[str, Any], open_calls: OpenCalls) -> list[Entry]:

@@ -17,7 +17,7 @@ from gateway.features.prompt_log.naming.entries import (
     text_in,
     without,
 )
-from gateway.features.prompt_log.naming.frame import framed, tools_of
+from gateway.features.prompt_log.naming.frame import framed, require_unframed, tools_of
 from gateway.features.prompt_log.naming.parts import parts_of, unknown_part
 
 _CALLS: Final = ("function_call", "custom_tool_call")
@@ -27,8 +27,9 @@ _ITEM_IDS: Final = frozenset(["id", "status"])
 _NOT_IN_FUNCTION: Final = frozenset(["type", "strict"])
 
 
-def responses_log(body: dict[str, Any]) -> Log:
-    """Raises NoNameError."""
+def responses_log(body: dict[str, Any], calls: OpenCalls, *, named: bool = False) -> Log:
+    """The log of a body (`framed`). calls: open before it. Raises NoNameError."""
+    require_unframed(body, "instructions", named=named)
     for name in _OUTSIDE:
         if body.get(name) is not None:
             raise NoNameError("the body names turns that it does not have", name)
@@ -40,11 +41,12 @@ def responses_log(body: dict[str, Any]) -> Log:
             raise NoNameError(error.reason, "instructions") from None
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
-    entries = [*before, *item_entries(list_in(items, "'input'"), OpenCalls())]
+    entries = [*before, *item_entries(list_in(items, "'input'"), calls)]
     reasoning = body.get("reasoning")
     effort = reasoning.get("effort") if isinstance(reasoning, dict) else None
     options = {**body, "reasoning_effort": effort} if effort else body
-    return framed(entries, [_tool(tool) for tool in tools_of(body)], options)
+    ends = range(len(before) + 1, len(entries) + 1)  # leading items of the system are an entry each
+    return framed(entries, [_tool(tool) for tool in tools_of(body)], options, ends, named=named)
 
 
 def item_entries(items: Any, open_calls: OpenCalls) -> list[Entry]:

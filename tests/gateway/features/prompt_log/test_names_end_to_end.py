@@ -55,7 +55,7 @@ async def asked(run: Running, path: str, header: str | None, **more: Any) -> tup
 def told_in(headers: Any) -> dict[str, Any]:
     members = dictionary(headers["Prompt-Log"])
     assert members is not None
-    return {name: False if value == "?0" else json.loads(value) for name, value in members.items()}
+    return {name: value == "?1" if value in ("?0", "?1") else json.loads(value) for name, value in members.items()}
 
 
 def told_in_stream(path: str, raw: bytes) -> tuple[int, Any]:
@@ -152,6 +152,12 @@ HOSTILE = {
     "expect=pl1_": "expect",
     'expect="pl1_x"': "expect",
     'expect=("pl1_x")': "expect",
+    'base="pl1_x"': "base",
+    "base=?1": "base",
+    'frame="pl1_x"': "frame",
+    "keep, ttl=0": "ttl",
+    "keep, ttl=1.5": "ttl",
+    'keep, ttl="5"': "ttl",
     "na\u00efve": "Prompt-Log",
 }
 
@@ -166,10 +172,13 @@ async def test_a_hostile_header_is_a_400(header: str, param: str, path: str) -> 
         assert not replica.requests
 
 
-@pytest.mark.parametrize("member", ["base", "frame", "once"])
+NEEDS_STORE = {"base": head_name(EMPTY), "frame": f"pf1_{'x' * 43}", "once": "a-token-of-mine"}
+
+
+@pytest.mark.parametrize("member", NEEDS_STORE)
 async def test_a_log_is_not_kept_here(member: str) -> None:
     async with FakeReplica([answers()]) as replica, running(replica) as run:
-        code, _, raw = await asked(run, CHAT, f'{member}="pl1_x"')
+        code, _, raw = await asked(run, CHAT, f'{member}="{NEEDS_STORE[member]}"')
         error = json.loads(raw)["error"]
         assert (code, error["code"], error["param"]) == (400, "prompt_logs_off", member)
         assert not replica.requests
@@ -179,7 +188,7 @@ async def test_a_log_is_not_kept_here(member: str) -> None:
 async def test_a_turn_that_is_not_kept_is_said_to_be_none(path: str, engine: Behaviour, stream: bool) -> None:
     _, _, head, length = names_of(path, BODIES[path])
     async with FakeReplica([engine]) as replica, running(replica) as run:
-        _, headers, raw = await asked(run, path, 'keep;ttl=5, ref="main"', stream=stream)
+        _, headers, raw = await asked(run, path, 'keep, ttl=5, ref="main"', stream=stream)
         told = told_in(headers)
         assert (told["kept"], told["ref"]) == (False, False)
         if stream:

@@ -1,0 +1,50 @@
+"""The turn of one request in a prompt log. The feature of prompt logs makes it; histories store it with the response."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from gateway.features.histories.records import TurnNames
+from gateway.request.slots import Slot
+
+
+class LogTurn:
+    """A turn after a base.
+
+    parent: the id of the base; "": none. before: elements of the frame and of the base, as pieces to join by commas. own: the
+    request's elements, as they are in its body; None: all of its elements. stored: the same, as they are stored. keeps: the
+    turn is to be stored in any case. framed: the frame to be stored with it. ttl_s: its lifetime; 0: the longest. expires_at:
+    of the stored turn; None: it is not stored.
+    """
+
+    def __init__(
+        self,
+        parent: str,
+        before: Sequence[bytes],
+        own: bytes | None,
+        stored: bytes,
+        *,
+        keeps: bool,
+        framed: bytes = b"",
+        ttl_s: float = 0.0,
+    ) -> None:
+        self.parent = parent
+        self.before = list(before)
+        self.own = own
+        self.stored = stored
+        self.keeps = keeps
+        self.framed = framed
+        self.ttl_s = ttl_s
+        self.expires_at: float | None = None
+
+    def named(self, output: bytes) -> TurnNames | None:
+        """The names with this answer: items of a response, JSON joined by commas. None: it has no name."""
+        raise NotImplementedError
+
+    def ended(self, result: str, expires_at: float | None = None) -> None:
+        """Takes the result: kept (until expires_at), failed, unfit or full."""
+        raise NotImplementedError
+
+
+LOG_TURN: Final = Slot[LogTurn]("histories.log_turn")

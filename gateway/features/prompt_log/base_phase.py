@@ -1,0 +1,217 @@
+"""Requests with the header `Prompt-Log`: the phase that reads the header, and puts the base before the body.
+
+    header ── base ──► the store: the turns with this head ──► the stored turns, the frame ──► the whole body, parsed again
+          └── expect is another head: 409, and nothing is generated
+
+So the router sees the whole prompt, and any replica can answer it. Other requests pay one look-up of a header. In Responses the
+history of stored responses joins the turns (`histories/log_turn.py`), for these are responses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from gateway.admission.memory import LARGE_BODY, parsing
+from gateway.config.live import Live
+from gateway.database.failures import StoreFailed
+from gateway.dialects.json_edits import Edit
+from gateway.dialects.json_structure import signs
+from gateway.errors import GatewayError, over_budget
+from gateway.features.histories.lazy import LazyStore
+from gateway.features.histories.log_turn import LOG_TURN
+from gateway.features.histories.records import FoundTurn
+from gateway.features.histories.turns import TurnStore
+from gateway.features.histories.whole import WholeBodies
+from gateway.features.prompt_log.bases import Base, base_of, found_turns, frame_of, log_error, not_answering, open_calls
+from gateway.features.prompt_log.header import HEADER, Wishes, invalid, logs_off, wishes_of
+from gateway.features.prompt_log.job import own_named
+from gateway.features.prompt_log.kept_turn import KeptTurn
+from gateway.features.prompt_log.log_request import LOG_REQUEST, LogRequest
+from gateway.features.prompt_log.metrics import PromptLogMetrics
+from gateway.features.prompt_log.naming.chain import DIGEST, EMPTY, chain_named, frame_name, head_name
+from gateway.features.prompt_log.naming.forms import CHAT, LATEST, MESSAGES, RESPONSES
+from gateway.features.prompt_log.turns.joining import frame_edits, joined
+from gateway.features.prompt_log.turns.own_turn import OwnTurn
+from gateway.parser.parsing import Parsing, edited
+from gateway.request.client import ClientReply, InternalRequest
+from gateway.request.exchange import Exchange
+from gateway.request.owner import owner
+from gateway.server.http.request_head import HeaderFields
+
+OPERATION: Final = "prompt_log.own"
+HISTORY_SHARE: Final = 0.9  # of the largest body, which leaves room for the own turns
+QUICK_BYTES: Final = 1 << 18  # of a body that is named in the event loop: 1 ms, and 3 ms with so many signs
+QUICK_SIGNS: Final = 1 << 11
+_NAME: Final = HEADER.lower().encode()
+_EMPTY_FRAME: Final = frame_name({})
+_FORMS: Final[Mapping[str, str]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/messages": MESSAGES,
+    "/v1/responses": RESPONSES,
+}
+
+
+class BasePhase:
+    """The phase (see the module). store: None: turns are not kept here."""
+
+    def __init__(self, live: Live, parsing_: Parsing, store: LazyStore[TurnStore] | None, metrics: PromptLogMetrics) -> None:
+        self._live = live
+        self._parsing = parsing_
+        self._whole = WholeBodies(live, parsing_)
+        self._store = store
+        self._metrics = metrics
+
+    def concerns(self, exchange: Exchange) -> bool:
+        """True if the request has the header, on a path where it counts. Runs in the background and messages of a WebSocket
+        have the headers of another request.
+        """
+        request = exchange.request
+        headers = request.headers
+        # Nearly all requests end here: `get` would take three times as long, because it caches its result.
+        if _NAME not in headers.raw if isinstance(headers, HeaderFields) else headers.get(HEADER) is None:
+            return False
+        return request.path in _FORMS and request.opened_by is None and not isinstance(request, InternalRequest)
+
+    async def prepare(self, exchange: Exchange) -> None:
+        """Puts the base before the body. Raises GatewayError 400, 404, 409, 410, 413, 500 or 503."""
+        try:
+            wishes = wishes_of(_header_of(exchange))
+            if wishes is not None:
+                await self._prepare(exchange, wishes)
+        except GatewayError as error:
+            if error.members is not None:
+                self._metrics.refused.add((error.code,))
+            raise
+
+    def in_background(self, exchange: Exchange) -> bool:
+        """True if the request starts a run in the background, and has the header."""
+        runs = exchange.dialect.in_background and bool(exchange.api.stores)
+        return runs and self.concerns(exchange)
+
+    async def refuse(self, exchange: Exchange) -> ClientReply | None:
+        """Raises GatewayError 400 if a run in the background is to be named."""
+        try:
+            if wishes_of(_header_of(exchange)) is not None:
+                raise invalid("A run in the background has no names: leave the header out, or 'background'.", "background")
+        except GatewayError as error:
+            self._metrics.refused.add((error.code,))
+            raise
+        return None
+
+    async def _prepare(self, exchange: Exchange, wishes: Wishes) -> None:
+        if exchange.api.answers > 1:
+            raise invalid("Several answers ('n') are no log: a log goes on with one answer.", "n")
+        request = LogRequest(wishes, _FORMS[exchange.request.path])
+        if wishes.ref:
+            request.told["ref"] = False
+        if wishes.keep:
+            request.told["kept"] = False
+        if wishes.stores:
+            await self._stored(exchange, request)
+        self._metrics.requests.add((wishes.kind,))
+        LOG_REQUEST.set(exchange.record, request)
+
+    async def _stored(self, exchange: Exchange, request: LogRequest) -> None:
+        """A request that needs the store of turns."""
+        wishes = request.wishes
+        if self._store is None:
+            if wishes.base is not None or wishes.frame:
+                raise logs_off("This gateway keeps no logs (state).", "frame" if wishes.base is None else "base")
+            return
+        try:
+            store = await self._store.get()
+        except StoreFailed as failure:
+            if wishes.base is not None or wishes.frame:
+                raise not_answering(failure) from None
+            return  # the answer is whole, and not kept
+        owner_id, form = owner(exchange.request, exchange.caller), request.form
+        chain = await self._chain(exchange, request)
+        found: Sequence[FoundTurn] = ()
+        if chain != EMPTY:
+            found = await found_turns(store, owner_id, chain, form)
+        own = await self._own(exchange, form, chain, [open_calls(turn) for turn in found], named=bool(wishes.frame))
+        turn = found[own.base] if found else FoundTurn("", form, at_input=False, open=b"[]")
+        base = await base_of(store, owner_id, turn, self._max_bytes) if found else Base([], b"")
+        length = (len(base.digests) + len(own.digests)) // DIGEST
+        if wishes.expect is not None and wishes.expect != own.chain:
+            raise diverged(length, [*base.latest(), *own.latest])
+        framed = b""
+        if wishes.frame and wishes.frame != _EMPTY_FRAME:
+            framed = await frame_of(store, owner_id, wishes.frame, form)
+        request.names = own.chain, wishes.frame or own.frame, length
+        await self._join(exchange, request, own, turn, base.before, framed)
+
+    async def _join(
+        self, exchange: Exchange, request: LogRequest, own: OwnTurn, turn: FoundTurn, before: list[bytes], framed: bytes
+    ) -> None:
+        """Sets the request's turn, and its whole body."""
+        api, form, wishes = exchange.api, request.form, request.wishes
+        edits, leading = list[Edit](), b""
+        if framed:
+            members = await self._parsing.members(api.body, exchange.request.lease.account.client)
+            edits, leading = frame_edits(members, form, framed)
+        pieces = [piece for piece in (leading, *before) if piece]
+        in_history = form == RESPONSES and bool(pieces)  # the history of stored responses puts them into the body
+        own_bytes = own.sent(api.body) if in_history else None
+        request.turn = KeptTurn(turn, [own.leading, *pieces] if in_history else (), own, own_bytes, wishes, self._metrics)
+        if form != RESPONSES:
+            edits += joined(own, pieces)
+        size = sum(map(len, pieces)) + len(framed)
+        if size >= LARGE_BODY and form != RESPONSES:
+            _charge(exchange, size)
+        api.body = await edited(api.body, edits)
+        if form == RESPONSES:
+            api.keeps, api.refers = True, ""
+            LOG_TURN.set(exchange.record, request.turn)
+        elif edits:
+            exchange.api = await self._whole.parsed(exchange, api)
+
+    async def _chain(self, exchange: Exchange, request: LogRequest) -> bytes:
+        """The chain of the base; that of the empty log without one. Raises GatewayError 400."""
+        wishes, previous = request.wishes, exchange.api.refers
+        if request.form != RESPONSES or not previous:
+            return wishes.base or EMPTY
+        chain = chain_named(previous)
+        if chain is None:
+            text = "With these members a log goes on from a head: use 'base', or a head as 'previous_response_id'."
+            raise invalid(text, "previous_response_id")
+        if wishes.base not in (None, chain):
+            raise invalid("'base' and 'previous_response_id' are two bases.", "base")
+        return chain
+
+    async def _own(self, exchange: Exchange, form: str, chain: bytes, bases: list[list[str]], *, named: bool) -> OwnTurn:
+        """What the body adds to the log. Raises GatewayError."""
+        body, lease = exchange.api.body, exchange.request.lease
+        if len(body) <= QUICK_BYTES and signs(body) <= QUICK_SIGNS:
+            return await self._parsing.turns.take(partial(own_named, body, form, chain, bases, named=named))
+        with parsing(lease, len(body)):
+            found = await self._parsing.process.run((OPERATION, form, chain, bases, named), body, lease.account.client)
+        return OwnTurn(*found)
+
+    @property
+    def _max_bytes(self) -> int:
+        return int(self._live.max_body * HISTORY_SHARE)
+
+
+def diverged(length: int, latest: Sequence[bytes]) -> GatewayError:
+    """length: entries of the log. latest: the chains after its last entries."""
+    text = (
+        "The head of this conversation is not the one that the client expects ('expect'), so nothing was generated."
+        " 'heads' has the heads after the last entries: the first one that differs from the client's own shows the entry."
+    )
+    heads = [head_name(chain) for chain in latest[-LATEST:]]
+    return log_error(409, "prompt_log_diverged", text, "expect", length=length, heads=heads)
+
+
+def _header_of(exchange: Exchange) -> str:
+    """All lines of the header as one."""
+    headers = exchange.request.headers
+    return headers.joined(HEADER) if isinstance(headers, HeaderFields) else headers.get(HEADER) or ""
+
+
+def _charge(exchange: Exchange, size: int) -> None:
+    lease = exchange.request.lease
+    if not lease.grow(size):
+        raise over_budget(0, lease.account.largest)

@@ -1,0 +1,111 @@
+"""Bases in the store: the turns that a head names, the stored turns before them, and frames by their names."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from gateway.database.failures import StoreFailed
+from gateway.errors import GatewayError
+from gateway.features.histories.histories import unavailable
+from gateway.features.histories.records import (
+    ExpiredObjectError,
+    FoundTurn,
+    HistoryTooLargeError,
+    StoredResponse,
+    UnknownObjectError,
+)
+from gateway.features.histories.turns import TurnStore
+from gateway.features.prompt_log.naming.chain import DIGEST, chains_of, head_name
+from gateway.features.prompt_log.naming.forms import LATEST
+
+_NONE: Final = "It was not kept, was deleted, or belongs to other credentials. Send the whole conversation, with keep."
+
+
+class Base(NamedTuple):
+    """A base as it is stored. before: its elements, in pieces. digests: of its entries."""
+
+    before: list[bytes]
+    digests: bytes
+
+    def latest(self) -> deque[bytes]:
+        """The chains after its last LATEST entries."""
+        return deque(chains_of(self.digests), maxlen=LATEST)
+
+
+async def found_turns(store: TurnStore, owner: str, chain: bytes, form: str) -> Sequence[FoundTurn]:
+    """The turns with a head or an input head, in this form, the newest first. Raises GatewayError 404, 409, 410 or 503."""
+    try:
+        found = await store.turns_at(owner, head_name(chain))
+    except UnknownObjectError:
+        raise log_error(404, "prompt_log_not_found", f"The base is not known. {_NONE}") from None
+    except ExpiredObjectError as expired:
+        text = "The base has expired. Send the whole conversation, with keep."
+        raise log_error(410, "prompt_log_expired", text, expired_at=int(expired.at)) from None
+    except StoreFailed as failure:
+        raise not_answering(failure) from None
+    fitting = [turn for turn in found if turn.form == form]
+    if not fitting:
+        text = "The base was written in another dialect. Send the whole conversation; 'expect' still verifies it."
+        raise log_error(409, "prompt_log_form", text, form=found[0].form)
+    return fitting
+
+
+async def base_of(store: TurnStore, owner: str, turn: FoundTurn, max_bytes: int) -> Base:
+    """The turns up to this one. Raises GatewayError 404, 413 or 503."""
+    try:
+        rows = await store.chain(owner, turn.id, max_bytes)
+    except (UnknownObjectError, ExpiredObjectError):
+        raise log_error(404, "prompt_log_not_found", f"A turn before the base is gone. {_NONE}") from None
+    except HistoryTooLargeError as large:
+        text = f"The log is too long to be sent: {large.turns:,} turns, {large.size:,} bytes. Start a new one, with a summary."
+        raise log_error(413, "history_too_large", text) from None
+    except StoreFailed as failure:
+        raise not_answering(failure) from None
+    before, digests = list[bytes](), list[bytes]()
+    for at, row in enumerate(rows):
+        at_input = rows[at + 1].log.after_input if at + 1 < len(rows) else turn.at_input
+        before += [row.input, b"" if at_input else row.output]
+        digests.append(_input_digests(row, b"".join(digests)) if at_input else row.log.digests)
+    return Base(before, b"".join(digests))
+
+
+async def frame_of(store: TurnStore, owner: str, name: str, form: str) -> bytes:
+    """A frame, as members of a body. Raises GatewayError 404 or 503."""
+    try:
+        return await store.frame(owner, name, form)
+    except UnknownObjectError:
+        text = "The frame is not known. Send its system texts, tools and options, with keep."
+        raise log_error(404, "prompt_frame_not_found", text, "frame") from None
+    except StoreFailed as failure:
+        raise not_answering(failure) from None
+
+
+def open_calls(turn: FoundTurn) -> list[str]:
+    """The ids of the calls without a result at a found turn."""
+    ids: list[str] = orjson.loads(turn.open)
+    return ids
+
+
+def log_error(status: int, code: str, text: str, param: str = "base", **members: Any) -> GatewayError:
+    """An error about a log. Its message has no head, because it is logged."""
+    return GatewayError(status, code, f"Prompt-Log: {text}", param=param, members=members)
+
+
+def not_answering(failure: StoreFailed) -> GatewayError:
+    error = unavailable(failure)
+    error.members = {}
+    return error
+
+
+def _input_digests(row: StoredResponse, before: bytes) -> bytes:
+    """The digests of a turn's input. before: of all entries before it."""
+    digests = row.log.digests
+    *_, chain = b"", *chains_of(before)
+    for at, each in enumerate(chains_of(digests, chain) if chain else chains_of(digests), 1):
+        if head_name(each) == row.log.input_head:
+            return digests[: at * DIGEST]
+    return b""  # its input has no entry

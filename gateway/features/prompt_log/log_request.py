@@ -1,0 +1,28 @@
+"""A request with wishes, between the phases that read and name it, and the tap of its answer."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.features.prompt_log.header import Wishes
+from gateway.features.prompt_log.kept_turn import KeptTurn
+from gateway.request.slots import Slot
+
+
+class LogRequest:
+    """form: of its body. names: the chain of its log, its frame's name, the number of its entries; None: not computed yet.
+    turn: in the log; None: it is only named. told: members of the answer's header so far.
+    """
+
+    def __init__(self, wishes: Wishes, form: str) -> None:
+        self.wishes = wishes
+        self.form = form
+        self.names: tuple[bytes, str, int] | None = None
+        self.turn: KeptTurn | None = None
+        self.told = dict[str, str | int | bool]()
+
+    def __repr__(self) -> str:
+        return f"<LogRequest {self.wishes.kind} in {self.form}>"
+
+
+LOG_REQUEST: Final = Slot[LogRequest]("prompt_log.request")

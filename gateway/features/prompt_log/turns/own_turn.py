@@ -1,0 +1,169 @@
+"""What a body adds to a log: the names after it, and its bytes as they are stored. Pure. O(length).
+
+messages: [ leading turns of the system │ own turns ]        both are stored as they were sent, without cache markers:
+          in the frame                  │ in the turn        in a replay they would pile up
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from gateway.dialects.json_edits import Members, read_list, read_object
+from gateway.features.prompt_log.naming.chain import digest_of, frame_name, linked
+from gateway.features.prompt_log.naming.entries import MARKERS, OpenCalls
+from gateway.features.prompt_log.naming.forms import CHAT, FORMS, LATEST, MESSAGES, RESPONSES, object_of
+from gateway.features.prompt_log.naming.frame import OPTIONS
+
+LISTS: Final[Mapping[str, str]] = {CHAT: "messages", MESSAGES: "messages", RESPONSES: "input"}
+"""The member with the turns, by form."""
+
+_FRAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    CHAT: ("tools", *OPTIONS),
+    MESSAGES: ("system", "tools", *OPTIONS),
+    RESPONSES: ("instructions", "tools", *OPTIONS),
+}
+_NAMING: Final = ("previous_response_id",)  # members that name the base; it is given beside the body
+_MARKS: Final = tuple(b'"%b"' % name.encode() for name in sorted(MARKERS))
+_NULLS: Final = (b"null", b"[]", b"{}", b'""')
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTurn:
+    """The part of a log that a body has. base: the index of the base that it goes on from. frame: its name. framed: the members
+    of the frame (JSON); b"": an empty frame, or one that was given by its name. stored: the own elements, JSON joined by
+    commas, without cache markers. begin, end: of the own elements in the body. leading: the elements in the frame, JSON joined
+    by commas. chain: after its entries; latest: the chains after the last LATEST of them. digests: of its entries. open: ids of
+    the calls without a result after it.
+    """
+
+    base: int
+    frame: str
+    framed: bytes
+    stored: bytes
+    begin: int
+    end: int
+    leading: bytes
+    chain: bytes
+    latest: tuple[bytes, ...]
+    digests: bytes
+    open: tuple[str, ...]
+
+    def sent(self, body: bytes) -> bytes:
+        """The own elements as they are in the body, JSON joined by commas."""
+        own = body[self.begin : self.end]
+        return own if own.startswith(b"{") else self.stored
+
+    @property
+    def fields(self) -> tuple[Any, ...]:
+        """For another process."""
+        return tuple(getattr(self, name) for name in self.__slots__)
+
+
+def own_turn(body: bytes, form: str, chain: bytes, bases: Sequence[Sequence[str]], *, named: bool) -> OwnTurn:
+    """The part of a log that a body has after a log with this chain. bases: ids of the calls without a result in each turn with
+    this chain, the newest first. named: the frame is given by its name.
+
+    Raises NoNameError.
+    """
+    found = object_of(body)
+    for name in _NAMING:
+        found.pop(name, None)
+    base = _best(_results(found, form), bases)
+    calls = OpenCalls(bases[base] if bases else ())
+    log = FORMS[form](found, calls, named=named)
+    digests, latest = list[bytes](), deque[bytes](maxlen=LATEST)
+    for entry in log.entries:
+        digests.append(digest_of(entry))
+        chain = linked(chain, digests[-1])
+        latest.append(chain)
+    members = read_object(body)
+    begin, end, leading = _elements(members, LISTS[form], log.leading)
+    stored = _stored(body[begin:end], form)
+    framed = _framed(members, form, leading, found) if log.frame else b""
+    return OwnTurn(
+        *(base, frame_name(log.frame), framed, stored, begin, end, leading),
+        *(chain, tuple(latest), b"".join(digests), tuple(calls.ids)),
+    )
+
+
+def _elements(members: Members, name: str, leading: int) -> tuple[int, int, bytes]:
+    """(begin, end) of the own elements of a list, and the elements before them."""
+    span = members.spans.get(name)
+    if span is None:
+        return members.end - 1, members.end - 1, b""
+    if members.raw[span[0] : span[0] + 1] != b"[":
+        return *span, b""
+    elements, end = read_list(members.raw, span[0])
+    own = elements[leading:]
+    before = b",".join(members.raw[start:stop] for start, stop in elements[:leading])
+    return (own[0][0], own[-1][1], before) if own else (end - 1, end - 1, before)
+
+
+def _stored(own: bytes, form: str) -> bytes:
+    """The own elements as they are stored."""
+    if form == RESPONSES and own.startswith(b'"'):
+        return b'{"type":"message","role":"user","content":%b}' % own
+    if own == b"null":
+        return b""
+    if not any(mark in own for mark in _MARKS):
+        return own
+    elements = orjson.loads(b"[%b]" % own)
+    return b",".join(orjson.dumps(_unmarked(element, 2)) for element in elements)
+
+
+def _unmarked(element: Any, depth: int) -> Any:
+    """An element without the markers of its own and of its blocks."""
+    if not isinstance(element, dict):
+        return element
+    kept = {name: value for name, value in element.items() if name not in MARKERS}
+    content = kept.get("content")
+    if depth and isinstance(content, list):
+        kept["content"] = [_unmarked(part, depth - 1) for part in content]
+    return kept
+
+
+def _framed(members: Members, form: str, leading: bytes, found: dict[str, Any]) -> bytes:
+    """The members of a body's frame."""
+    raw, parts = members.raw, list[bytes]()
+    if leading:
+        parts.append(b'"%b":[%b]' % (LISTS[form].encode(), leading))
+    for name in _FRAMES[form]:
+        span = members.spans.get(name)
+        if span is not None and (value := raw[span[0] : span[1]]) not in _NULLS:
+            parts.append(b'"%b":%b' % (name.encode(), value))
+    reasoning = found.get("reasoning") if form == RESPONSES else None
+    if isinstance(reasoning, dict) and reasoning.get("effort"):
+        parts.append(b'"reasoning":%b' % orjson.dumps({"effort": reasoning["effort"]}))
+    return b"{%b}" % b",".join(parts)
+
+
+def _best(results: set[str], bases: Sequence[Sequence[str]]) -> int:
+    """The first of the bases with the most of these open calls."""
+    if len(bases) < 2 or not results:
+        return 0
+    scores = [len(results.intersection(ids)) for ids in bases]
+    return scores.index(max(scores))
+
+
+def _results(body: dict[str, Any], form: str) -> set[str]:
+    """The ids of the calls that have results in a body."""
+    found, elements = set[Any](), body.get(LISTS[form])
+    for element in elements if isinstance(elements, list) else ():
+        if not isinstance(element, dict):
+            continue
+        content = element.get("content")
+        if form == MESSAGES:
+            blocks = content if isinstance(content, list) else ()
+            found |= {block["tool_use_id"] for block in blocks if isinstance(block, dict) and _is_id(block.get("tool_use_id"))}
+        elif _is_id(id_ := element.get("tool_call_id" if form == CHAT else "call_id")):
+            found.add(id_)
+    return found
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
