@@ -84,11 +84,11 @@ def prompt_tokens(body: dict[str, Any]) -> list[str]:
 
 class ScriptedEngine:
     """holds: answers wait for `release` after their first piece; else they come at once. replica: to be entered. cut: requests
-    that were broken off. slots: prompts in flight are not shared.
+    that were broken off. slots: prompts in flight are not shared. owner: of its models, by which its engine is known.
     """
 
-    def __init__(self, script: Script, *names: str, holds: bool = False, slots: bool = False) -> None:
-        self.replica = FakeReplica([self._behave], models(*(names or ("m",))))
+    def __init__(self, script: Script, *names: str, holds: bool = False, slots: bool = False, owner: str = "fake") -> None:
+        self.replica = FakeReplica([self._behave], models(*(names or ("m",)), owner=owner))
         self.cache = PrefixCache()
         self.held: list[HeldRequest] = []
         self.cut: list[dict[str, Any]] = []

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from gateway.features.workflows.language.document import ConnectorCall
+from gateway.features.workflows.language.document import ConnectorCall, ModelCall
 from gateway.features.workflows.language.inputs import read_inputs
 from gateway.features.workflows.language.workflow import Workflow
-from gateway.features.workflows.running.messages import CallUsage, ModelAnswer, RunEvent, StartCall, StepFailure
+from gateway.features.workflows.running.messages import CallUsage, EngineTraits, ModelAnswer, RunEvent, StartCall, StepFailure
 from gateway.features.workflows.running.scheduler import RunScheduler
 from tests.support.workflows import prose, tokens
 
@@ -42,7 +42,11 @@ class ScriptedRun:
         pieces: int = 0,
         repeatable: tuple[str, ...] = (),
     ) -> None:
-        self.scheduler = RunScheduler(workflow, read_inputs(workflow.inputs, dict(inputs)), 1024, repeatable, "run_1")
+        models = frozenset(step.work.model for step in workflow.graph.steps.values() if isinstance(step.work, ModelCall))
+        engines = EngineTraits(gated=models)
+        self.scheduler = RunScheduler(
+            workflow, read_inputs(workflow.inputs, dict(inputs)), 1024, repeatable, "run_1", engines=engines
+        )
         self.events: list[RunEvent] = []
         self.prompts: dict[str, Mapping[str, Any]] = {}
         self.calls: list[StartCall] = []

@@ -27,6 +27,7 @@ from gateway.features.workflows.language.plan import RunAllowance, WorkflowPlan,
 from gateway.features.workflows.language.reading import MAX_DOCUMENT_BYTES
 from gateway.features.workflows.language.workflow import RunLimits, Workflow
 from gateway.features.workflows.library import NamedWorkflow, WorkflowLibrary
+from gateway.features.workflows.model_engines import engine_traits
 from gateway.features.workflows.running.run import RunOrder
 from gateway.features.workflows.section import WORKFLOWS, WorkflowsConfig
 from gateway.request.client import Caller
@@ -104,7 +105,7 @@ class RunRequests:
             limits.cost_usd,
             version,
             see_replicas,
-            config.gate,
+            engine_traits(planned.workflow, self._core, config.gate),
             passed,
             planned.named is not None,
             body.metadata,

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gateway.features.workflows.language.document import WorkflowStep
+
+
+class EngineTraits(NamedTuple):
+    """Properties of the engines behind the models of a workflow.
+
+    gated: models whose calls wait for a call that computes their prefix. choosing: models whose engines take
+    `structured_outputs: {choice}`.
+    """
+
+    gated: frozenset[str] = frozenset()
+    choosing: frozenset[str] = frozenset()
+
+
+NO_TRAITS: Final = EngineTraits()
 
 
 class StartCall(NamedTuple):

@@ -21,7 +21,16 @@ from gateway.features.workflows.language.results import CHAT
 from gateway.features.workflows.language.scheduling import FAILED, RUNNING
 from gateway.features.workflows.language.workflow import Workflow
 from gateway.features.workflows.running.calls import ModelCallAttempt, ModelCalls
-from gateway.features.workflows.running.messages import CallUsage, CancelCall, ModelAnswer, RunEvent, StartCall, StepFailure
+from gateway.features.workflows.running.messages import (
+    NO_TRAITS,
+    CallUsage,
+    CancelCall,
+    EngineTraits,
+    ModelAnswer,
+    RunEvent,
+    StartCall,
+    StepFailure,
+)
 from gateway.features.workflows.running.outputs import RETRACTED
 from gateway.features.workflows.running.receipt import Receipt, message_bytes
 from gateway.features.workflows.running.scheduler import CANCELLED, COMPLETED, INCOMPLETE, RunScheduler
@@ -52,8 +61,8 @@ class RunOrder:
     """The workflow to run, with its inputs and bounds.
 
     version: of a stored workflow; None: it has none. seconds, cost_usd: bounds; None: no bound. see_replicas: the client may
-    know them. gated: calls wait for a call that computes their prefix. passed: a step whose text the client gets as it comes.
-    defined: by the operator, so that the caller need not have its models.
+    know them. engines: of its models. passed: a step whose text the client gets as it comes. defined: by the operator, so that
+    the caller need not have its models.
     """
 
     workflow: Workflow
@@ -64,7 +73,7 @@ class RunOrder:
     cost_usd: float | None = None
     version: int | None = None
     see_replicas: bool = False
-    gated: bool = True
+    engines: EngineTraits = NO_TRAITS
     passed: str = ""
     defined: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -111,7 +120,7 @@ class WorkflowRun:
         self._committed: dict[str, float] = {}  # the worst price of each call that runs
         repeatable = services.connectors.repeatable
         self.scheduler = RunScheduler(
-            order.workflow, order.inputs, order.max_tokens, repeatable, id_, gated=order.gated, passed=order.passed
+            order.workflow, order.inputs, order.max_tokens, repeatable, id_, engines=order.engines, passed=order.passed
         )
 
     async def run(self) -> None:

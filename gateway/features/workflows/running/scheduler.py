@@ -51,8 +51,10 @@ from gateway.features.workflows.language.values import EvaluationError, ValueToo
 from gateway.features.workflows.language.workflow import Workflow
 from gateway.features.workflows.running.gate import PrefixGate, outline_of
 from gateway.features.workflows.running.messages import (
+    NO_TRAITS,
     CallUsage,
     CancelCall,
+    EngineTraits,
     ModelAnswer,
     RunEvent,
     SchedulerTurn,
@@ -86,11 +88,11 @@ class RunScheduler:
         repeatable: Collection[str] = (),
         run_id: str = "",
         *,
-        gated: bool = True,
+        engines: EngineTraits = NO_TRAITS,
         passed: str = "",
     ) -> None:
-        """max_tokens: of a step that has none. repeatable: connectors that may be called again. gated: there is a gate. passed:
-        a step whose text the client gets as it comes, and which is not repeated then.
+        """max_tokens: of a step that has none. repeatable: connectors that may be called again. passed: a step whose text the
+        client gets as it comes, and which is not repeated then.
         """
         self.status = RUNNING
         self.error: StepFailure | None = None
@@ -108,7 +110,8 @@ class RunScheduler:
         self._waiters = _waiters_of(workflow)
         self._looks = deque[StepCopy]()
         self._ready: dict[str, StepCopy] = {}
-        self._gate = PrefixGate() if gated else None
+        self._engines = engines
+        self._gate = PrefixGate() if engines.gated else None
         self._held_back: dict[str, StepCopy] = {}
         self._calling: dict[str, StepCopy] = {}
         self._calls: list[StartCall | CancelCall] = []
@@ -272,7 +275,8 @@ class RunScheduler:
 
     def _hold_back(self, one: StepCopy) -> bool:
         """True if it waits at the gate. Its body is made anew when it starts, because bodies are large."""
-        if self._gate is None or not isinstance(one.step.work, ModelCall):
+        work = one.step.work
+        if self._gate is None or not isinstance(work, ModelCall) or work.model not in self._engines.gated:
             return False
         outline = outline_of(one.body)
         leader, most_s = self._gate.leader(outline)
@@ -303,7 +307,7 @@ class RunScheduler:
         assert isinstance(work, ModelCall)
         body = request_body(work, scope, self._max_tokens)
         if work.constraint is not None:
-            body["response_format"] = work.constraint.response_format
+            body |= work.constraint.members(as_choice=work.model in self._engines.choosing)
         body["stream"] = True
         return body
 

@@ -1,0 +1,28 @@
+"""The engines behind the models of a workflow: whose calls wait at the gate, and who takes choices in a member of their own."""
+
+from __future__ import annotations
+
+from gateway.core import Core
+from gateway.errors import GatewayError
+from gateway.features.workflows.language.document import ModelCall
+from gateway.features.workflows.language.workflow import Workflow
+from gateway.features.workflows.running.messages import EngineTraits
+from gateway.features.workflows.section import AUTO, GateMode
+
+
+def engine_traits(workflow: Workflow, core: Core, gate: GateMode) -> EngineTraits:
+    """The traits of the present engines. O(steps + replicas of their models)."""
+    models = {step.work.model for step in workflow.graph.steps.values() if isinstance(step.work, ModelCall)}
+    gated, choosing = set(models if gate is True else ()), set[str]()
+    aliases = core.live.aliases
+    for name in models:
+        try:
+            target = core.fleet.target((aliases.of(name) if aliases else "") or name)
+        except GatewayError:  # the step will fail
+            continue
+        engines = [state.engine for state in target.replicas.values()]
+        if gate == AUTO and not all(engine.shares_inflight for engine in engines):
+            gated.add(name)
+        if engines and target.fallback is None and all(engine.choices for engine in engines):
+            choosing.add(name)
+    return EngineTraits(frozenset(gated), frozenset(choosing))
