@@ -54,7 +54,8 @@ class EngineProfile:
     models. fragile: it crashes at unexpected requests, and serves one at a time; only these endpoints are used. plain_chat: it
     takes only chat requests of texts, and streams in a form of its own (`translation/adaptation/`). one_conversation: its cache
     holds only the last request. shares_inflight: prompts that arrive together compute a common prefix once; else each computes
-    it, unless an earlier one has ended. choices: it takes `structured_outputs: {choice}`.
+    it, unless an earlier one has its first token. slots: one request at a time finds a prefix, in the slot of an earlier one
+    that has ended. choices: it takes `structured_outputs: {choice}`.
     """
 
     name: str
@@ -79,6 +80,7 @@ class EngineProfile:
     plain_chat: bool = False
     one_conversation: bool = False
     shares_inflight: bool = False
+    slots: bool = False
     choices: bool = False
 
 
@@ -317,6 +319,7 @@ LLAMACPP = EngineProfile(
     answer_kv=_llamacpp_answer_kv,
     inquiries=("/props",),
     bounded=False,
+    slots=True,
     partial=frozenset(["responses"]),  # events without output_index, objects without created_at and model
 )
 
@@ -342,6 +345,7 @@ OLLAMA = EngineProfile(
     zero="Ollama always reports 0.",
     counts_cached=False,
     pages=False,
+    slots=True,
 )
 
 # It crashes if a connection closes before a whole request, at JSON of unexpected types, and at bodies that are no JSON; to

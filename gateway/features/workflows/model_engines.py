@@ -6,14 +6,14 @@ from gateway.core import Core
 from gateway.errors import GatewayError
 from gateway.features.workflows.language.document import ModelCall
 from gateway.features.workflows.language.workflow import Workflow
-from gateway.features.workflows.running.messages import EngineTraits
+from gateway.features.workflows.running.messages import EngineTraits, GatedEngine
 from gateway.features.workflows.section import AUTO, GateMode
 
 
 def engine_traits(workflow: Workflow, core: Core, gate: GateMode) -> EngineTraits:
     """The traits of the present engines. O(steps + replicas of their models)."""
     models = {step.work.model for step in workflow.graph.steps.values() if isinstance(step.work, ModelCall)}
-    gated, choosing = set(models if gate is True else ()), set[str]()
+    gated, choosing = dict[str, GatedEngine](), set[str]()
     aliases = core.live.aliases
     for name in models:
         try:
@@ -21,8 +21,10 @@ def engine_traits(workflow: Workflow, core: Core, gate: GateMode) -> EngineTrait
         except GatewayError:  # the step will fail
             continue
         engines = [state.engine for state in target.replicas.values()]
-        if gate == AUTO and not all(engine.shares_inflight for engine in engines):
-            gated.add(name)
+        if gate is True or (gate == AUTO and not all(engine.shares_inflight for engine in engines)):
+            rates = [core.router.ledger.rates.of(replica) for replica in target.replicas]
+            rate = min((rate.value for rate in rates if rate.pool.known), default=0.0)
+            gated[name] = GatedEngine(rate, any(engine.slots for engine in engines))
         if engines and target.fallback is None and all(engine.choices for engine in engines):
             choosing.add(name)
-    return EngineTraits(frozenset(gated), frozenset(choosing))
+    return EngineTraits(gated, frozenset(choosing))

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from gateway.features.workflows.language.document import WorkflowStep
 
 
+class GatedEngine(NamedTuple):
+    """The engines of a model whose calls wait for a call that computes their prefix.
+
+    prefill_rate: tokens per second of the slowest; 0: none is measured. slots: a prefix is found when its request has ended, by
+    one request at a time.
+    """
+
+    prefill_rate: float = 0.0
+    slots: bool = False
+
+
 class EngineTraits(NamedTuple):
     """Properties of the engines behind the models of a workflow.
 
-    gated: models whose calls wait for a call that computes their prefix. choosing: models whose engines take
-    `structured_outputs: {choice}`.
+    gated: by model, of those that have a gate. choosing: models whose engines take `structured_outputs: {choice}`.
     """
 
-    gated: frozenset[str] = frozenset()
+    gated: Mapping[str, GatedEngine] = MappingProxyType({})
     choosing: frozenset[str] = frozenset()
 
 

@@ -111,7 +111,7 @@ class RunScheduler:
         self._looks = deque[StepCopy]()
         self._ready: dict[str, StepCopy] = {}
         self._engines = engines
-        self._gate = PrefixGate() if engines.gated else None
+        self._gate = PrefixGate(engines.gated) if engines.gated else None
         self._held_back: dict[str, StepCopy] = {}
         self._calling: dict[str, StepCopy] = {}
         self._calls: list[StartCall | CancelCall] = []

@@ -17,7 +17,7 @@ from gateway.features.workflows.language.constraints import choice_constraint
 from gateway.features.workflows.metrics import WorkflowsMetrics
 from tests.gateway.conftest import Running, eventually, running
 from tests.support.fakes import FakeReplica, status
-from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine, Sharing
 from tests.support.workflows import prose
 
 RUNS = "/v1/workflows/runs"
@@ -262,23 +262,26 @@ async def test_a_killed_call_is_closed_at_the_engine_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "gate", "waits", "times"),
+    ("owner", "shares", "gate", "waits", "times"),
     [
-        ("llamacpp", "auto", True, 1),
-        ("somebody", "auto", True, 1),
-        ("llamacpp", False, False, 3),
-        ("vllm", "auto", False, 1),
-        ("vllm", True, True, 1),
+        ("llamacpp", "end", "auto", True, 1),
+        ("llamacpp", "end", False, False, 3),
+        ("somebody", "first token", "auto", True, 1),
+        ("somebody", "first token", False, False, 3),
+        ("vllm", "in flight", "auto", False, 1),
+        ("vllm", "in flight", True, True, 1),
     ],
 )
-async def test_three_cold_siblings_compute_their_history_once(owner: str, gate: str | bool, waits: bool, times: int) -> None:
-    """Slots that share nothing in flight do with the gate; vLLM does by itself, and has none unless it is configured."""
+async def test_three_cold_siblings_compute_their_history_once(
+    owner: str, shares: Sharing, gate: str | bool, waits: bool, times: int
+) -> None:
+    """Engines that share nothing in flight do with the gate; vLLM does by itself, and has none unless it is configured."""
     history = [{"role": "user", "content": prose(2000, "h")}]
     steps: dict[str, Any] = {
         f"s{at}": {"chat": {"from": "${inputs.messages}", "append": [{"role": "user", "content": f"{at}"}]}} for at in range(3)
     }
     steps["s0"] |= {"yield": "a"}
-    scripted = ScriptedEngine(lambda _body: TEXT, slots=owner != "vllm", owner=owner)
+    scripted = ScriptedEngine(lambda _body: TEXT, shares=shares, owner=owner)
     async with scripted.replica, running(scripted.replica, workflows={"gate": gate}) as run:
         found = (await run.post({"workflow": document(steps), "inputs": {"messages": history}}, RUNS))[2]
     assert found["usage"]["computed_tokens"] == scripted.cache.computed
