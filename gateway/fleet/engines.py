@@ -54,8 +54,8 @@ class EngineProfile:
     models. fragile: it crashes at unexpected requests, and serves one at a time; only these endpoints are used. plain_chat: it
     takes only chat requests of texts, and streams in a form of its own (`translation/adaptation/`). one_conversation: its cache
     holds only the last request. shares_inflight: prompts that arrive together compute a common prefix once; else each computes
-    it, unless an earlier one has its first token. slots: one request at a time finds a prefix, in the slot of an earlier one
-    that has ended. choices: it takes `structured_outputs: {choice}`.
+    it, unless an earlier one has its first token. slots: a prefix is in the slot of an ended request, which the next request
+    takes. choices: it takes `structured_outputs: {choice}`.
     """
 
     name: str

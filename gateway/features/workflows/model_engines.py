@@ -24,7 +24,7 @@ def engine_traits(workflow: Workflow, core: Core, gate: GateMode) -> EngineTrait
         if gate is True or (gate == AUTO and not all(engine.shares_inflight for engine in engines)):
             rates = [core.router.ledger.rates.of(replica) for replica in target.replicas]
             rate = min((rate.value for rate in rates if rate.pool.known), default=0.0)
-            gated[name] = GatedEngine(rate, any(engine.slots for engine in engines))
+            gated[name] = GatedEngine(0.0 if gate is True else rate, any(engine.slots for engine in engines))
         if engines and target.fallback is None and all(engine.choices for engine in engines):
             choosing.add(name)
     return EngineTraits(gated, frozenset(choosing))

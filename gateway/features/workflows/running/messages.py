@@ -13,8 +13,8 @@ from gateway.features.workflows.language.document import WorkflowStep
 class GatedEngine(NamedTuple):
     """The engines of a model whose calls wait for a call that computes their prefix.
 
-    prefill_rate: tokens per second of the slowest; 0: none is measured. slots: a prefix is found when its request has ended, by
-    one request at a time.
+    prefill_rate: tokens per second of the slowest, for the length of a wait; 0: it is unknown, or a wait may take longer than
+    it saves. slots: a prefix is found when its request has ended, by one request at a time.
     """
 
     prefill_rate: float = 0.0
@@ -24,7 +24,7 @@ class GatedEngine(NamedTuple):
 class EngineTraits(NamedTuple):
     """Properties of the engines behind the models of a workflow.
 
-    gated: by model, of those that have a gate. choosing: models whose engines take `structured_outputs: {choice}`.
+    gated: by model; others have no gate. choosing: models whose engines take `structured_outputs: {choice}`.
     """
 
     gated: Mapping[str, GatedEngine] = MappingProxyType({})
