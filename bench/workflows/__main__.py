@@ -62,11 +62,19 @@ class Measured:
     generated: int = 0  # tokens, by the engines' own counters, during the runs
 
 
+@dataclass(slots=True)
+class Connectors:
+    """urls: by name. seed: of the texts that they answer with."""
+
+    urls: dict[str, str] = field(default_factory=dict)
+    seed: str = ""
+
+
 class Bench:
     """One program on its fleet."""
 
     def __init__(
-        self, options: argparse.Namespace, program: Program, gateway: str, replicas: Sequence[str], connectors: dict[str, str]
+        self, options: argparse.Namespace, program: Program, gateway: str, replicas: Sequence[str], connectors: Connectors
     ) -> None:
         self._options, self._program, self._gateway, self._replicas = options, program, gateway, replicas
         self._connectors = connectors
@@ -88,6 +96,7 @@ class Bench:
 
     async def _run(self, http: aiohttp.ClientSession, found: Measured, seed: str) -> None:
         usage: dict[str, Any] = {}
+        self._connectors.seed = seed
         begun = time.perf_counter()
         for number in range(self._program.runs):
             body = {"workflow": self._program.document, "inputs": self._program.inputs(seed, number, self._options.history)}
@@ -101,9 +110,10 @@ class Bench:
 
     async def _one_after_another(self, http: aiohttp.ClientSession, workflow: Workflow, seed: str) -> ClientRun:
         total = ClientRun()
+        self._connectors.seed = seed
         for number in range(self._program.runs):
             inputs = self._program.inputs(seed, number, self._options.history)
-            one = await run_sequentially(http, self._gateway, self._connectors, workflow, inputs)
+            one = await run_sequentially(http, self._gateway, self._connectors.urls, workflow, inputs)
             for name in ("seconds", "calls", "prompt", "cached"):
                 setattr(total, name, getattr(total, name) + getattr(one, name))
         return total
@@ -153,15 +163,14 @@ def simulated(options: argparse.Namespace, program: Program, folder: Path) -> It
 
 
 @contextlib.asynccontextmanager
-async def connectors_of(options: argparse.Namespace, program: Program) -> AsyncIterator[dict[str, str]]:
-    """Services that answer the calls of connectors. Yields their URLs by name."""
+async def connectors_of(options: argparse.Namespace, program: Program) -> AsyncIterator[Connectors]:
+    """Services that answer the calls of connectors."""
 
     async def answer(request: web.Request) -> web.Response:
         await asyncio.sleep(CONNECTOR_S / options.speed)
-        use = request.match_info["use"]
-        return web.json_response(program.answer_of(use, str(time.time_ns() if program.runs == 1 else begun), options.history))
+        return web.json_response(program.answer_of(request.match_info["use"], connectors.seed, options.history))
 
-    begun = time.time_ns()
+    connectors = Connectors()
     app = web.Application(client_max_size=1 << 24)
     app.router.add_post("/{use}", answer)
     runner = web.AppRunner(app)
@@ -169,7 +178,8 @@ async def connectors_of(options: argparse.Namespace, program: Program) -> AsyncI
     (port,) = free_ports(1)
     await web.TCPSite(runner, "127.0.0.1", port).start()
     try:
-        yield {use: f"http://127.0.0.1:{port}/{use}" for use in program.connectors}
+        connectors.urls = {use: f"http://127.0.0.1:{port}/{use}" for use in program.connectors}
+        yield connectors
     finally:
         await runner.cleanup()
 
@@ -189,7 +199,7 @@ async def measured(options: argparse.Namespace, program: Program) -> Measured:
                 "pools": [{"replicas": engines}],
                 "model_aliases": aliases,
                 "routing": {},
-                "workflows": {"gate": options.gate, "connectors": {use: {"url": url} for use, url in connectors.items()}},
+                "workflows": {"gate": options.gate, "connectors": {use: {"url": url} for use, url in connectors.urls.items()}},
             }
             made = stack.enter_context(gateways(1, urls, folder, None, config))
             await ready(made.urls, "/ready")

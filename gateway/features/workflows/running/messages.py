@@ -85,7 +85,10 @@ class ModelAnswer:
 
 @dataclass(frozen=True, slots=True)
 class CallUsage:
-    """The tokens of one request, of an engine's report or estimated; also of a request that was cancelled."""
+    """The tokens of one request, of an engine's report or estimated; also of a request that was cancelled.
+
+    predicted_cached: tokens that were expected to be cached when the request was sent.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -93,6 +96,7 @@ class CallUsage:
     cost_usd: float = 0.0
     replica: str = ""
     reported: bool = True
+    predicted_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
