@@ -105,7 +105,7 @@ class RunRequests:
             limits.cost_usd,
             version,
             see_replicas,
-            engine_traits(planned.workflow, self._core, config.gate),
+            engine_traits(planned.workflow, self._core),
             passed,
             planned.named is not None,
             body.metadata,

@@ -22,7 +22,6 @@ PIECE: Final = 2048
 TOKEN_BYTES: Final = 4
 LEAST_SHARED: Final = 1024 * TOKEN_BYTES
 LEAST_S: Final = 0.05
-MOST_S: Final = 60.0  # a CPU takes so long for some thousand tokens
 
 
 class PromptOutline(NamedTuple):
@@ -74,8 +73,8 @@ class PrefixGate:
         for name, other in self._leading.items():
             if outline.shared(other) - known >= LEAST_SHARED:
                 prefills = 1 if name in self._answering else 2
-                most_s = prefills * other.tokens / engine.prefill_rate if engine.prefill_rate else MOST_S
-                return name, min(MOST_S, max(LEAST_S, most_s))
+                most_s = prefills * other.tokens / engine.prefill_rate if engine.prefill_rate else engine.most_s
+                return name, min(engine.most_s, max(LEAST_S, most_s))
         return "", 0.0
 
     def started(self, name: str, outline: PromptOutline) -> None:
