@@ -25,6 +25,7 @@ from replica.progress import BarLines
 from replica.sim.cost import SimConfig
 from replica.sim.engine import SimEngine
 from replica.sim.faults import FaultConfig, fault_sequence, lifetime
+from replica.sim.script import Script
 
 if TYPE_CHECKING:
     from replica.cache.kv_events import KvEventPublisher
@@ -166,7 +167,8 @@ def _engine(args: argparse.Namespace, index: int, listeners: Items[CacheListener
         raise SetupError(f"--block-size must be at least 4, and --kv-tokens ({kv_tokens}) at least four blocks")
     if args.engine == "sim":
         config = sim_config(args, kv_tokens, max_batch)
-        return SimEngine(config, listeners=listeners, faults=fault_sequence(_faults(args), random_of(args, index, "fates")))
+        faults = fault_sequence(_faults(args), random_of(args, index, "fates"))
+        return SimEngine(config, listeners=listeners, faults=faults, script=Script.read(args.script) if args.script else None)
     if args.cache_file and not args.cache_file.absolute().parent.is_dir():
         raise SetupError(f"--cache-file: there is no folder {args.cache_file.absolute().parent}")
     return _real_engine(args, kv_tokens, max_batch, listeners)
@@ -186,6 +188,7 @@ def sim_config(args: argparse.Namespace, kv_tokens: int, max_batch: int) -> SimC
         context_s=args.context_ms / 1e6,
         attention_s=args.attention_ms / 1e9,
         attention_dense=args.attention_dense,
+        slots=args.slots,
     )
 
 

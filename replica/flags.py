@@ -128,6 +128,12 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
              "prompts are computed in chunks of this size, each in one step with the decoding of all others, which it "
              "slows; 0: neither slows the other"),
         Flag("--count", "N", 1, _positive_int, "number of replicas in this process, on PORT to PORT+N-1, or on any free ports"),
+        Flag("--script", "FILE", None, Path,
+             "answers by pieces of the last message: YAML, a list of {contains: TEXT, say: TEXT}, of which the first that is "
+             "contained counts", default_text="drawn words"),
+        Flag("--slots", None, False, None,
+             "the blocks of a request become cached at its end, as with a slot for each: prompts in flight share nothing",
+             default_text="as soon as they are computed"),
         Flag("--speed", "FACTOR", 1.0, _positive, "all simulated times are divided by it", default_text="1"),
     ),
     "what steps cost, sim only (warmroute replica fit URL measures it)": (

@@ -67,6 +67,7 @@ class Booking:
         self.number = 0
         self.prompt = prompt
         self.lease = lease
+        lease.keys = prompt.keys
         self.matched_blocks = matched_blocks
         self.weight = weight
         self.unseen = 0

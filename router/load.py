@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from router.learning.learned import Median
 from router.learning.rates import PrefillRate, PrefillRates
+from router.types import KEY_BYTES, BlockKeys
 
 TURN_GAP_S = 15.0, 1.0, 300.0  # from an answer to the next turn: initial value, minimum, maximum
 
@@ -103,6 +104,20 @@ class ReplicaLoad:
             return booked
         return booked - (done if done < first.uncached_tokens else first.uncached_tokens)
 
+    def prefix_work(self, prefix: BlockKeys, end: int, tokens: int, now: float) -> int:
+        """The part of `remaining_tokens` that computes a prefix. prefix: the key of its last block, which ends at `end` in the
+        keys of a prompt. tokens: its length. O(leases before their first token).
+        """
+        lease, found = self.first, 0
+        done = self.booked_tokens - self.remaining_tokens(now)  # by the first of them
+        while lease is not None:
+            if lease.keys[end - KEY_BYTES : end] == prefix:
+                missing = tokens - (lease.prompt_tokens - lease.uncached_tokens) - done
+                if missing > 0:
+                    found += missing
+            lease, done = lease.behind, 0
+        return found
+
     @property
     def own_inflight(self) -> int:
         """Open leases booked by this router."""
@@ -143,7 +158,7 @@ class Lease:
 
     since: time of its booking on this replica. silent: its answer shows no first token, or a token that does not show the
     duration of the prefill. remote: another router has booked it. prefill_s: duration of the prefill, once known. load: the
-    replica's. ahead, behind: its neighbours in the queue.
+    replica's. ahead, behind: its neighbours in the queue. keys: of its prompt, set by its booking.
     """
 
     __slots__ = (
@@ -151,6 +166,7 @@ class Lease:
         "behind",
         "closed",
         "decoding",
+        "keys",
         "ledger",
         "load",
         "prefill_s",
@@ -183,6 +199,7 @@ class Lease:
         self.decoding = False
         self.prefill_s: float | None = None
         self.closed = False
+        self.keys: BlockKeys = b""
         self.ahead: Lease | None = None
         self.behind: Lease | None = None
         self.load = ledger.enter(self)

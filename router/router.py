@@ -376,8 +376,8 @@ class Router(Owner):
         best, idle = quotes.cheapest(self._chance)
         if best.matched_blocks < quotes.longest:
             self._rent(quotes.shared_prefix, None)
-        elif idle and best.cost.queue_s > 0:
-            self._rent(quotes.shared_prefix, best.cost.queue_s)
+        elif idle and best.cost.queue_s > 0 and (rent_s := quotes.rent_of(best)) > 0:
+            self._rent(quotes.shared_prefix, rent_s)
         decision = quotes.decision(best)
         return self._keep_promise(quotes, decision) if quotes.prompt.breakpoints else decision
 

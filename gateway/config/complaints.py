@@ -26,7 +26,7 @@ def complaint(hint: Any, value: object, number: float | None, reason: str) -> st
     if isinstance(info, inspect.UnionType):  # X | None
         info = next(each for each in info.types if not isinstance(each, inspect.NoneType))
     match info:
-        case inspect.LiteralType():
+        case inspect.LiteralType() if expected is None:
             return f"{shown(value)} is not one of {', '.join(typing.get_args(bare(hint)))}"
         case inspect.VarTupleType(max_length=int(most)) if isinstance(value, tuple) and len(value) > most:
             return f"at most {most} are possible, got {len(value)}"

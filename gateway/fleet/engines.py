@@ -53,7 +53,9 @@ class EngineProfile:
     counts_cached: its reports of cached tokens are reliable; else they are ignored. pages: it has pages about itself beside its
     models. fragile: it crashes at unexpected requests, and serves one at a time; only these endpoints are used. plain_chat: it
     takes only chat requests of texts, and streams in a form of its own (`translation/adaptation/`). one_conversation: its cache
-    holds only the last request.
+    holds only the last request. shares_inflight: prompts that arrive together compute a common prefix once; else each computes
+    it, unless an earlier one has its first token. slots: a prefix is in the slot of an ended request, which the next request
+    takes. choices: it takes `structured_outputs: {choice}`.
     """
 
     name: str
@@ -77,6 +79,9 @@ class EngineProfile:
     fragile: frozenset[tuple[str, str]] | None = None
     plain_chat: bool = False
     one_conversation: bool = False
+    shares_inflight: bool = False
+    slots: bool = False
+    choices: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +277,8 @@ VLLM = EngineProfile(
     page_kv=_vllm_kv,
     kv_metrics=("vllm:cache_config_info",),
     salts=True,
+    shares_inflight=True,
+    choices=True,
 )
 
 # It has vLLM's metric names; without owned_by its page would be taken for vLLM's, which comes first.
@@ -296,6 +303,7 @@ SGLANG = EngineProfile(
     kv_metrics=("sglang:max_total_num_tokens", "sglang:cache_config_info"),
     answer_kv=_sglang_answer_kv,
     inquiries=("/v1/loads", "/server_info", "/get_server_info"),
+    shares_inflight=True,
 )
 
 # Prefixes evicted from a slot go to a cache in the host's memory (--cache-ram, 8 GiB by default), whose size it does not
@@ -311,6 +319,7 @@ LLAMACPP = EngineProfile(
     answer_kv=_llamacpp_answer_kv,
     inquiries=("/props",),
     bounded=False,
+    slots=True,
     partial=frozenset(["responses"]),  # events without output_index, objects without created_at and model
 )
 
@@ -336,6 +345,7 @@ OLLAMA = EngineProfile(
     zero="Ollama always reports 0.",
     counts_cached=False,
     pages=False,
+    slots=True,
 )
 
 # It crashes if a connection closes before a whole request, at JSON of unexpected types, and at bodies that are no JSON; to

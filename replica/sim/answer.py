@@ -26,9 +26,8 @@ LOOKAHEAD = 1024  # tokens; drawing them takes a millisecond
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Task:
     """The values that all answers to one prompt share. `request`: the request of one of them. `prefix`: the prompt's blocks.
-    `call`: the tokens of the call that the prompt asks for, or of a JSON text that its grammar wants; empty for an ordinary
-    answer. `stops`: the stop tokens that an
-    answer can contain.
+    `call`: the tokens of the call that the prompt asks for, of a text that its grammar wants, or of a scripted answer; empty
+    for an ordinary answer. `stops`: the stop tokens that an answer can contain.
     """
 
     request: EngineRequest
@@ -37,10 +36,13 @@ class Task:
     stops: frozenset[int]
 
     @classmethod
-    def of(cls, request: EngineRequest, block_size: int) -> Self:
-        """The task of a request. O(prompt)."""
+    def of(cls, request: EngineRequest, block_size: int, scripted: Items[int] = ()) -> Self:
+        """The task of a request. scripted: its answer. O(prompt)."""
         grammar = request.grammar
-        if grammar is None:
+        call: Items[int]
+        if scripted:
+            call = scripted
+        elif grammar is None:
             call = sim_text.requested_calls(request.prompt)
         elif grammar.kind == "calls":
             call = sim_text.forced_call(grammar.text)

@@ -81,7 +81,8 @@ class SimConfig:
     `prefill_chunk` 0: prefill and decoding do not slow each other. `decode_slowdown`: the time that each additional sequence
     adds to a decoding step, as a share of it. `step_s`: constant time of a step without decoding. `context_s`: time per token
     of context in a step. `attention_s`: time per attention pair (a computed token and a token that it attends to);
-    `attention_dense`: the time of the step's other pairs, as a share of that. All times are divided by `speed`.
+    `attention_dense`: the time of the step's other pairs, as a share of that. All times are divided by `speed`. `slots`: the
+    blocks of a request become cached at its end, so that prompts in flight share nothing.
     """
 
     kv_tokens: int = 100_000
@@ -96,6 +97,7 @@ class SimConfig:
     context_s: float = 0.0
     attention_s: float = 0.0
     attention_dense: float = 0.0
+    slots: bool = False
 
     @property
     def costs(self) -> StepCosts:

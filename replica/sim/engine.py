@@ -23,6 +23,7 @@ give the same answers at the same times.
 """
 
 import asyncio
+import json
 import math
 import weakref
 from collections import deque
@@ -50,6 +51,7 @@ from replica.sim.answer import Answer, Task
 from replica.sim.cost import SimConfig, StepWork
 from replica.sim.example import NoExample, example_of
 from replica.sim.faults import BREAK, ERROR, Fault, no_faults
+from replica.sim.script import Script, last_message
 
 TURN = 1024  # tokens, or blocks that are taken, become cached or are released: a few milliseconds
 ADMITTED = 16 * TURN  # blocks of the requests that one step admits, or one request more: ten milliseconds if they are cached
@@ -104,7 +106,7 @@ class _Lane:
 
 class SimEngine:
     """See the module. `clock` defaults to the event loop that runs at `start`; `listeners` are called for each change of the
-    cached blocks; `faults` has the injected fault of each request."""
+    cached blocks; `faults` has the injected fault of each request; `script` says its answers."""
 
     def __init__(
         self,
@@ -112,9 +114,11 @@ class SimEngine:
         clock: Clock | None = None,
         listeners: Items[CacheListener] = (),
         faults: Iterator[Fault] | None = None,
+        script: Script | None = None,
     ) -> None:
         self._config, self._costs = config, config.costs
         self._faults = faults or no_faults()
+        self._script = script
         self._cache = BlockLedger(max(1, config.kv_tokens // config.block_size), config.block_size, listeners)
         self._clock = clock
         self._late: dict[_Job, Timer] = {}
@@ -159,7 +163,10 @@ class SimEngine:
         self._jobs.clear()
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        return sim_text.encode(text, counted(self.info.context))
+        tokens = sim_text.encode(text, counted(self.info.context))
+        if self._script is not None:
+            self._script.note(tokens, text.rpartition("\n")[2])
+        return tokens
 
     def encode_chat(
         self,
@@ -170,25 +177,32 @@ class SimEngine:
     ) -> list[int]:
         if template and (template.text is not None or template.variables):
             raise PromptError("the simulated engine has no template to change")
-        return sim_text.encode_chat(messages, tools, end, counted(self.info.context))
+        encoded = sim_text.encode_chat(messages, tools, end, counted(self.info.context))
+        if self._script is not None:
+            self._script.note(encoded, last_message(messages))
+        return encoded
 
     def decode(self, tokens: list[int], special: bool = False) -> str:
-        return sim_text.decode(tokens)
+        return self.detokenizer().push(tokens)
 
     def detokenizer(self, special: bool = False) -> Detokenizer:
-        return sim_text.WordDetokenizer()
+        return sim_text.WordDetokenizer() if self._script is None else sim_text.WordDetokenizer(self._script.texts)
 
     def token_strings(self, tokens: list[int]) -> list[str]:
-        return [sim_text.decode([token]) for token in tokens]
+        return [self.decode([token]) for token in tokens]
 
     def grammar_error(self, grammar: Grammar) -> str | None:
+        if grammar.kind == "choice":
+            grammar.compiled = json.loads(grammar.text)[0]
+            return None
         if grammar.kind == "json":
             try:
                 grammar.compiled = example_of(grammar.text)
             except NoExample as error:
                 return f"{error}."
             return None
-        return None if grammar.kind == "calls" else "the simulated engine has no token scores to constrain."
+        followed = grammar.kind == "calls" or self._script is not None
+        return None if followed else "the simulated engine has no token scores to constrain."
 
     def failure(self) -> str | None:
         return None
@@ -231,7 +245,8 @@ class SimEngine:
         key = id(request.prompt)
         task = self._tasks.get(key)
         if task is None or not task.covers(request):
-            task = self._tasks[key] = Task.of(request, self._cache.size)
+            scripted = () if self._script is None else self._script.answer(request.prompt)
+            task = self._tasks[key] = Task.of(request, self._cache.size, scripted)
         return task
 
     def _arrived(self, job: _Job) -> None:
@@ -339,7 +354,8 @@ class SimEngine:
         self._work += len(pieces)
         for job, tokens in pieces.items():
             job.computed += tokens
-            self._commit(job, job.computed // self._cache.size)
+            if not self._config.slots:
+                self._commit(job, job.computed // self._cache.size)
             if not job.left:
                 # The last piece of a prompt gives the first token.
                 del self._prefilling[job]

@@ -16,6 +16,7 @@ import json
 import re
 import zlib
 from array import array
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from itertools import islice
 from typing import Any
@@ -67,6 +68,11 @@ def encode(text: str, most: int | None = None) -> list[int]:
     """
     tokens = [_id(found[0]) for found in islice(_PIECE.finditer(text), None if most is None else most + 1)]
     return _checked(tokens, most)
+
+
+def pieces(text: str) -> list[str]:
+    """The texts of the tokens of `encode`."""
+    return _PIECE.findall(text)
 
 
 def _checked(tokens: list[int], most: int | None) -> list[int]:
@@ -143,9 +149,11 @@ def _text_of(token: int) -> str:
     return (" " if token & _SPACE else "") + word if word.isprintable() and word else "\ufffd"
 
 
-def decode(tokens: Items[int]) -> str:
-    """Text of generated tokens; ids that this engine never generates become a replacement character."""
-    return "".join(_PIECES.get(token) or _text_of(token) for token in tokens)
+def decode(tokens: Items[int], further: Mapping[int, str] = _PIECES) -> str:
+    """Text of generated tokens; ids that this engine never generates become a replacement character. further: texts of more
+    tokens.
+    """
+    return "".join(_PIECES.get(token) or further.get(token) or _text_of(token) for token in tokens)
 
 
 def requested_calls(prompt: Items[int]) -> list[int]:
@@ -182,10 +190,13 @@ def _object(text: str) -> dict[str, Any]:
 
 
 class WordDetokenizer:
-    """Each token has its own text, so nothing is held back."""
+    """Each token has its own text, so nothing is held back. further: as for `decode`."""
+
+    def __init__(self, further: Mapping[int, str] = _PIECES) -> None:
+        self._further = further
 
     def push(self, tokens: Items[int]) -> str:
-        return decode(tokens)
+        return decode(tokens, self._further)
 
     def finish(self) -> str:
         return ""

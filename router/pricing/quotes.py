@@ -87,6 +87,17 @@ class Quotes:
         """Apply the discount for copies of the prompt's longest match."""
         self._rent = rents.paid(self.shared_prefix) if self.longest else 0.0
 
+    def rent_of(self, best: Candidate) -> float:
+        """The rent in seconds of waiting at a holder of the longest match: its queue without the work that computes the match.
+
+        0 without a match. O(leases in the queue).
+        """
+        if not self.longest:
+            return 0.0
+        load = self._ledger.of(best.replica)
+        own = load.prefix_work(self.shared_prefix, self.longest * KEY_BYTES, self.tokens(self.longest), self.now)
+        return max(0.0, best.cost.queue_s - own / best.prefill_rate)
+
     def expect(self, sessions: Sessions, session: Session, since: float, units_per_token: float) -> None:
         """Apply the discount for the part of the prompt's session that is probably cached beyond the longest match. since:
         older answers are ignored.

@@ -6,6 +6,9 @@ all later requests. That is the ski-rental problem. Until there is a copy, every
 replica without a copy is idle pays rent; once the rent of a prefix equals the price of a copy, it is copied. So waiting for
 lack of copies never costs more than about the price of the copies.
 
+Waiting for the first computation of the prefix itself is no rent: a copy would have to be computed as long. So several requests
+that begin at once with one cold prefix stay together (the steps of a workflow, sub-agents), and it is computed once.
+
 Rent is stored by the key of the prefix's last block. A conversation has another key with each turn, so rent adds up only if
 many requests share the same prefix.
 """

@@ -67,6 +67,30 @@ def test_a_hot_prefix_is_copied_once_its_rent_is_paid() -> None:
     assert wait_for_hot_head(router, 4).decision.reason == "warm", "there are two now"
 
 
+def sibling(router: Router, name: bytes, now: float) -> Booking:
+    """A request with the common head of 4000 tokens, and a tail of 10."""
+    return router.choose(prompt_of(b"h" * 4000 + name * 10), BOTH, now)
+
+
+def test_siblings_that_begin_at_once_with_a_cold_prefix_stay_together() -> None:
+    """They wait for the first computation of their prefix, and a copy would take as long."""
+    router = router_with("r1", "r2")
+    assert len({sibling(router, bytes([number]), 0.0).chosen.replica for number in range(10)}) == 1
+    ((prefix, paid_s),) = router.rents.entries()
+    assert prefix == prompt_of(b"h" * 4000).keys[-8:]
+    assert paid_s == pytest.approx(sum(range(10)) * 10 / 8000)
+
+
+@pytest.mark.parametrize(("elapsed_s", "rent_s"), [(0.0, 3010 / 8000), (0.25, 1010 / 8000), (0.5, 10 / 8000)])
+def test_the_computation_of_the_prefix_itself_is_no_rent(elapsed_s: float, rent_s: float) -> None:
+    """A second sibling pays for the rest of its queue: another prompt, less its progress, and the tail of the first sibling."""
+    router = router_with("r1", "r2")
+    router.choose(prompt_of(b"q" * 3000), R1, 0.0)
+    router.choose(prompt_of(b"h" * 4000 + b"a" * 10), R1, 0.0)
+    assert sibling(router, b"b", elapsed_s).chosen.replica == "r1"
+    assert [seconds for _, seconds in router.rents.entries()] == [pytest.approx(rent_s)]
+
+
 def test_no_rent_is_paid_while_nobody_idle_lacks_the_prefix() -> None:
     router = router_with("r1", "r2")
     served(router, prompt_of(b"h" * 4000), 0.0)

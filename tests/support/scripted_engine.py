@@ -12,7 +12,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tests.support.fakes import DONE, STREAM_HEAD, FakeReplica, FakeRequest, chunk, http, models, usage
 from tests.support.workflows import tokens
@@ -32,6 +32,7 @@ class ScriptedAnswer(NamedTuple):
     broken: bool = False
 
 
+Sharing = Literal["in flight", "first token", "end"]
 Script = Callable[[dict[str, Any]], ScriptedAnswer]
 
 
@@ -52,9 +53,12 @@ class PrefixCache:
     computed: int = 0
     calls: int = 0
 
-    def prompt(self, model: str, prompt: list[str]) -> tuple[int, list[str]]:
-        """Cached tokens, and the row of this prompt."""
-        shared = max((_common(prompt, row) for other, row in self.rows if other == model), default=0)
+    def prompt(self, model: str, prompt: list[str], *, taken: bool) -> tuple[int, list[str]]:
+        """Cached tokens, and the row of this prompt. taken: the longest match is this request's until its end."""
+        found = [(_common(prompt, row), at) for at, (other, row) in enumerate(self.rows) if other == model]
+        shared, best = max(found, default=(0, 0))
+        if taken and shared:
+            del self.rows[best]
         cached = min(shared, len(prompt) - 1) // BLOCK * BLOCK
         row = list(prompt)
         self.prompts, self.computed, self.calls = (
@@ -84,17 +88,20 @@ def prompt_tokens(body: dict[str, Any]) -> list[str]:
 
 class ScriptedEngine:
     """holds: answers wait for `release` after their first piece; else they come at once. replica: to be entered. cut: requests
-    that were broken off. slots: prompts in flight are not shared.
+    that were broken off. shares: when others find a prompt; at its end: in a slot, one of them. owner: of its models, by which
+    its engine is known.
     """
 
-    def __init__(self, script: Script, *names: str, holds: bool = False, slots: bool = False) -> None:
-        self.replica = FakeReplica([self._behave], models(*(names or ("m",))))
+    def __init__(
+        self, script: Script, *names: str, holds: bool = False, shares: Sharing = "in flight", owner: str = "fake"
+    ) -> None:
+        self.replica = FakeReplica([self._behave], models(*(names or ("m",)), owner=owner))
         self.cache = PrefixCache()
         self.held: list[HeldRequest] = []
         self.cut: list[dict[str, Any]] = []
         self.now = 0.0
         self.moved = self.computing = 0
-        self._script, self._holds, self._slots = script, holds, slots
+        self._script, self._holds, self._shares = script, holds, shares
 
     async def _behave(self, request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         body = request.json
@@ -105,16 +112,18 @@ class ScriptedEngine:
             error = {"error": {"message": answer.text, "type": "t", "code": "scripted"}}
             writer.write(http(answer.status, json.dumps(error).encode()))
             return
-        cached, row = self.cache.prompt(body["model"], prompt)
-        if not self._slots:
+        cached, row = self.cache.prompt(body["model"], prompt, taken=self._shares == "end")
+        if self._shares == "in flight":
             self.cache.rows.append((body["model"], row))
         self.computing += 1
         await asyncio.sleep((len(prompt) - cached) / PREFILL)  # the router learns from it
         self.computing -= 1
-        if self._slots:
+        if self._shares == "first token":
             self.cache.rows.append((body["model"], row))
         await self._stream(body, answer, (len(prompt), cached), writer)
         row.extend(tokens(answer.text)[:-1])
+        if self._shares == "end":
+            self.cache.rows.append((body["model"], row))
 
     async def hold(self, body: dict[str, Any], answer: ScriptedAnswer) -> None:
         """Wait until `release` lets it go."""

@@ -7,15 +7,24 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from gateway.features.workflows.language.document import ConnectorCall
+from gateway.features.workflows.language.document import ConnectorCall, ModelCall
 from gateway.features.workflows.language.inputs import read_inputs
 from gateway.features.workflows.language.workflow import Workflow
-from gateway.features.workflows.running.messages import CallUsage, ModelAnswer, RunEvent, StartCall, StepFailure
+from gateway.features.workflows.running.messages import (
+    CallUsage,
+    EngineTraits,
+    GatedEngine,
+    ModelAnswer,
+    RunEvent,
+    StartCall,
+    StepFailure,
+)
 from gateway.features.workflows.running.scheduler import RunScheduler
 from tests.support.workflows import prose, tokens
 
 MAX_TURNS = 100_000
 WAKE = "#wake"
+GATED = GatedEngine(8000.0)
 
 
 def written(answer: Any, name: str, kind: str) -> str:
@@ -26,7 +35,8 @@ def written(answer: Any, name: str, kind: str) -> str:
 class ScriptedRun:
     """answers, seconds: by name of a step. connectors: by name. failures: of attempts, by name of a copy, the first one first.
 
-    pieces: number of pieces in which texts are streamed. said: events as "kind NAME". prompts: bodies by copy.
+    pieces: number of pieces in which texts are streamed. engine: of all models. said: events as "kind NAME". prompts: bodies by
+    copy.
     """
 
     def __init__(
@@ -41,8 +51,13 @@ class ScriptedRun:
         jitter: Callable[[], float] = lambda: 1.0,
         pieces: int = 0,
         repeatable: tuple[str, ...] = (),
+        engine: GatedEngine = GATED,
     ) -> None:
-        self.scheduler = RunScheduler(workflow, read_inputs(workflow.inputs, dict(inputs)), 1024, repeatable, "run_1")
+        models = {step.work.model for step in workflow.graph.steps.values() if isinstance(step.work, ModelCall)}
+        engines = EngineTraits(dict.fromkeys(models, engine))
+        self.scheduler = RunScheduler(
+            workflow, read_inputs(workflow.inputs, dict(inputs)), 1024, repeatable, "run_1", engines=engines
+        )
         self.events: list[RunEvent] = []
         self.prompts: dict[str, Mapping[str, Any]] = {}
         self.calls: list[StartCall] = []

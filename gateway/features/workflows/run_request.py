@@ -24,6 +24,7 @@ from gateway.features.workflows.language.inputs import read_inputs
 from gateway.features.workflows.language.plan import RunAllowance, WorkflowPlan, plan_of
 from gateway.features.workflows.language.workflow import RunLimits, Workflow
 from gateway.features.workflows.library import OPERATOR, TENANT, NamedWorkflow, WorkflowLibrary
+from gateway.features.workflows.model_engines import engine_traits
 from gateway.features.workflows.running.run_order import RunOrder
 from gateway.features.workflows.section import WORKFLOWS, WorkflowsConfig
 from gateway.features.workflows.stored.documents import StoredWorkflows
@@ -120,7 +121,7 @@ class RunRequests:
             limits.cost_usd,
             version,
             see_replicas,
-            config.gate,
+            engine_traits(planned.workflow, self._core),
             passed,
             planned.defined,
             body.metadata,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Meta
@@ -14,6 +14,8 @@ from gateway.config.hints import EXPECTED, FIXED, READ
 from gateway.config.kinds import ConfigSection, Name, Seconds, about
 from gateway.config.sections import Section
 
+AUTO: Final = "auto"
+GateMode = Literal["auto", "on", "off"] | bool
 Count = Annotated[int, Meta(ge=1, le=1 << 31)]
 _CONNECTOR_URL: Final = "http(s)://HOST[:PORT]/PATH"
 _QUERY: Final = re.compile(r"[!-~]{0,1024}")
@@ -26,6 +28,11 @@ def _connector_url(url: str) -> str:
     if parts.fragment or not _QUERY.fullmatch(parts.query):
         raise AddressError(f"{_CONNECTOR_URL} is expected, without a fragment")
     return url
+
+
+def _gate_mode(mode: GateMode) -> GateMode:
+    """YAML reads `on` and `off` without quotes as true and false."""
+    return {"on": True, "off": False}.get(mode, mode) if isinstance(mode, str) else mode
 
 
 class ConnectorConfig(ConfigSection, frozen=True):
@@ -66,8 +73,13 @@ class WorkflowsConfig(ConfigSection, frozen=True):
         about("What workflows may call that is not a model, by name."),
     ] = {}
     gate: Annotated[
-        bool, about("Calls of a run wait for the call that computes their common prefix, until its first token.")
-    ] = True
+        GateMode,
+        Meta(extra={READ: _gate_mode, EXPECTED: "auto, on or off"}),
+        about(
+            "Calls of a run wait for the call that computes their common prefix, until its first token. auto: where an engine"
+            " does not share prompts in flight."
+        ),
+    ] = "auto"
     max_calls: Annotated[Count, about("Calls of models and connectors that a run may have.")] = 256
     max_output_tokens: Annotated[Count, about("Tokens that all calls of a run may generate together.")] = 65_536
     max_tokens: Annotated[Count, about("Tokens that a step may generate if its document has no max_tokens.")] = 1024

@@ -43,10 +43,12 @@ class AnswerConstraint:
     schema: Mapping[str, Any]
     choices: tuple[str, ...] = ()
 
-    @property
-    def response_format(self) -> dict[str, Any]:
-        """The member `response_format` of a request."""
-        return {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": self.schema}}
+    def members(self, *, as_choice: bool) -> dict[str, Any]:
+        """The members of a request that demand it. as_choice: its engine takes `structured_outputs: {choice}`."""
+        if as_choice and self.choices:
+            return {"structured_outputs": {"choice": list(self.choices)}}
+        schema = {"name": "answer", "strict": True, "schema": self.schema}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
     def read(self, text: str) -> Any:
         """The value of an answer: the choice itself, or the parsed JSON. Raises ConstraintUnsatisfiedError."""

@@ -47,7 +47,8 @@ class UsageObserver:
             return
         usage, reported = used.usage, request.spent.usage is not None
         # The bill of a cancelled call has no unpaid cached tokens; its engine has used the predicted ones.
-        cached = used.cached if reported else min(request.placement.predicted_cached_tokens, max(0, usage.prompt - 1))
+        predicted = min(request.placement.predicted_cached_tokens, max(0, usage.prompt - 1))
+        cached = used.cached if reported else predicted
         self.awaited[request.id] = CallUsage(
             usage.prompt,
             cached,
@@ -55,6 +56,7 @@ class UsageObserver:
             dollars(bill.total) if bill else 0.0,
             request.placement.replica,
             reported,
+            predicted,
         )
 
 

@@ -1,8 +1,11 @@
 """The gate: of calls that are ready and share a long prefix that nothing has computed yet, one leads, and the others wait.
 
 A call that waits starts when its leader has its first token, or has ended, or at the latest after twice the leader's
-estimated prefill. So a prefix is computed once: also by engines that do not share prompts in flight, and in a fleet where a
-queue in front of one replica would send the next call to another one. Prompts are compared in pieces of PIECE bytes. Pure.
+estimated prefill. So a prefix is computed once by engines that do not share prompts in flight.
+
+An engine with slots (llama.cpp) finds a prefix in the slot of one ended request, and gives it to one request at a time. There
+a call waits until no call with its prefix runs: for its leader's prefill, and then at most as long as its own would take on
+another slot. So waiting costs at most about as much as it can save. Prompts are compared in pieces of PIECE bytes. Pure.
 """
 
 from __future__ import annotations
@@ -12,13 +15,13 @@ from typing import Any, Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from gateway.features.workflows.running.messages import GatedEngine
 from gateway.features.workflows.running.receipt import message_bytes
 
 PIECE: Final = 2048
-LEAST_SHARED: Final = 4096  # bytes, some 1,024 tokens
-BYTES_PER_SECOND: Final = 32_000  # of a prefill, before anything is known: 8,000 tokens
+TOKEN_BYTES: Final = 4
+LEAST_SHARED: Final = 1024 * TOKEN_BYTES
 LEAST_S: Final = 0.05
-MOST_S: Final = 10.0
 
 
 class PromptOutline(NamedTuple):
@@ -39,8 +42,8 @@ class PromptOutline(NamedTuple):
         return found
 
     @property
-    def size(self) -> int:
-        return sum(size for _, size in self.pieces)
+    def tokens(self) -> int:
+        return sum(size for _, size in self.pieces) // TOKEN_BYTES
 
 
 def outline_of(body: Mapping[str, Any]) -> PromptOutline:
@@ -52,30 +55,44 @@ def outline_of(body: Mapping[str, Any]) -> PromptOutline:
 
 
 class PrefixGate:
-    """The prompts of a run: of calls before their first token (leaders), and computed ones."""
+    """The prompts of a run: of leaders (calls before their first token, with slots before their end), and computed ones.
 
-    def __init__(self) -> None:
+    engines: by model.
+    """
+
+    def __init__(self, engines: Mapping[str, GatedEngine]) -> None:
+        self._engines = engines
         self._leading: dict[str, PromptOutline] = {}
+        self._answering: set[str] = set()  # leaders with slots, after their first token
         self._computed: list[PromptOutline] = []
 
     def leader(self, outline: PromptOutline) -> tuple[str, float]:
         """The call for which this prompt waits, and for how long at most; "": it starts. O(calls * pieces)."""
-        known = max(map(outline.shared, self._computed), default=0)
+        engine = self._engines[outline.model]
+        known = 0 if engine.slots else max(map(outline.shared, self._computed), default=0)
         for name, other in self._leading.items():
             if outline.shared(other) - known >= LEAST_SHARED:
-                return name, min(MOST_S, max(LEAST_S, 2 * other.size / BYTES_PER_SECOND))
+                prefills = 1 if name in self._answering else 2
+                most_s = prefills * other.tokens / engine.prefill_rate if engine.prefill_rate else engine.most_s
+                return name, min(engine.most_s, max(LEAST_S, most_s))
         return "", 0.0
 
     def started(self, name: str, outline: PromptOutline) -> None:
         self._leading[name] = outline
 
     def first_token(self, name: str) -> bool:
-        """The prompt of a call is computed. True: it was not known."""
-        outline = self._leading.pop(name, None)
-        if outline is not None:
-            self._computed.append(outline)
-        return outline is not None
+        """The prompt of a call is computed. True: it was not known, and others may start."""
+        outline = self._leading.get(name)
+        if outline is None:
+            return False
+        if self._engines[outline.model].slots:
+            self._answering.add(name)
+            return False
+        del self._leading[name]
+        self._computed.append(outline)
+        return True
 
     def ended(self, name: str) -> bool:
-        """True: it has ended before its first token."""
+        """True: others may start."""
+        self._answering.discard(name)
         return self._leading.pop(name, None) is not None

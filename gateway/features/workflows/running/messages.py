@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from gateway.features.workflows.language.document import WorkflowStep
 
@@ -16,6 +17,31 @@ class StepContext(NamedTuple):
 
     fields: dict[str, str]
     defined: bool
+
+
+class GatedEngine(NamedTuple):
+    """The engines of a model whose calls wait for a call that computes their prefix.
+
+    prefill_rate: tokens per second of the slowest, for the length of a wait; 0: it is unknown, or a wait may take longer than
+    it saves. slots: a prefix is found when its request has ended, by one request at a time. most_s: of a wait.
+    """
+
+    prefill_rate: float = 0.0
+    slots: bool = False
+    most_s: float = 60.0  # a CPU computes some thousand tokens meanwhile
+
+
+class EngineTraits(NamedTuple):
+    """Properties of the engines behind the models of a workflow.
+
+    gated: by model; others have no gate. choosing: models whose engines take `structured_outputs: {choice}`.
+    """
+
+    gated: Mapping[str, GatedEngine] = MappingProxyType({})
+    choosing: frozenset[str] = frozenset()
+
+
+NO_TRAITS: Final = EngineTraits()
 
 
 class StartCall(NamedTuple):
@@ -69,7 +95,10 @@ class ModelAnswer:
 
 @dataclass(frozen=True, slots=True)
 class CallUsage:
-    """The tokens of one request, of an engine's report or estimated; also of a request that was cancelled."""
+    """The tokens of one request, of an engine's report or estimated; also of a request that was cancelled.
+
+    predicted_cached: tokens that were expected to be cached when the request was sent.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -77,6 +106,7 @@ class CallUsage:
     cost_usd: float = 0.0
     replica: str = ""
     reported: bool = True
+    predicted_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)

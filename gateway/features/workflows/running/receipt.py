@@ -122,10 +122,16 @@ def _common(one: bytes, other: bytes) -> int:
 
 
 class Receipt:
-    """The usage of a run, over all attempts of all its steps. wasted: tokens of answers that are in no result."""
+    """The usage of a run, over all attempts of all its steps. wasted: tokens of answers that are in no result.
+
+    The cached tokens of a killed call are predicted. If it and another call with its prefix were sent at once, the engine may
+    have computed the prefix for either. The other one then reports more cached tokens than were predicted for it: so many were
+    computed for the killed one.
+    """
 
     def __init__(self) -> None:
         self.union = PromptUnion()
+        self._surplus = self._predicted = 0  # cached tokens: beyond the predicted ones; of calls without a report
         self.calls = self.prompt = self.cached = self.completion = self.wasted = 0
         self.cost_usd = 0.0
 
@@ -136,6 +142,10 @@ class Receipt:
         self.cached += usage.cached_tokens
         self.completion += usage.completion_tokens
         self.cost_usd += usage.cost_usd
+        if usage.reported:
+            self._surplus += max(0, usage.cached_tokens - usage.predicted_cached)
+        else:
+            self._predicted += usage.cached_tokens
 
     def restore(self, found: Mapping[str, Any]) -> None:
         """Sets the counts from `as_json`, but for the least tokens."""
@@ -144,11 +154,12 @@ class Receipt:
         self.cost_usd = found["cost_usd"]
 
     def as_json(self) -> dict[str, Any]:
+        cached = self.cached - min(self._surplus, self._predicted)
         return {
             "calls": self.calls,
             "prompt_tokens": self.prompt,
-            "cached_tokens": self.cached,
-            "computed_tokens": self.prompt - self.cached,
+            "cached_tokens": cached,
+            "computed_tokens": self.prompt - cached,
             "least_tokens": self.union.least,
             "completion_tokens": self.completion,
             "wasted_tokens": self.wasted,

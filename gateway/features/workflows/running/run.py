@@ -19,6 +19,7 @@ from gateway.features.workflows.language.document import ConnectorCall, ModelCal
 from gateway.features.workflows.language.scheduling import FAILED, KILLED, RUNNING, SKIPPED
 from gateway.features.workflows.running.calls import ModelCallAttempt
 from gateway.features.workflows.running.messages import (
+    NO_TRAITS,
     CancelCall,
     ModelAnswer,
     RunEvent,
@@ -82,9 +83,11 @@ class WorkflowRun:
         self._over = asyncio.Event()
         self._turning: asyncio.Handle | None = None
         repeatable = services.connectors.repeatable
-        gated = order.gated and self._resumed is None  # the engines have computed the prompts of a run that goes on
+        engines = order.engines
+        if self._resumed is not None:  # its prompts are computed
+            engines = engines._replace(gated=NO_TRAITS.gated)
         self.scheduler = RunScheduler(
-            order.workflow, order.inputs, order.max_tokens, repeatable, id_, gated=gated, passed=order.passed
+            order.workflow, order.inputs, order.max_tokens, repeatable, id_, engines=engines, passed=order.passed
         )
         self._context = StepContext({"run": id_, "workflow": order.label}, order.defined)
         self._usage = RunUsage(self.scheduler, order.cost_usd)

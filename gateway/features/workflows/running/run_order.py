@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from gateway.features.workflows.language.plan import WorkflowPlan
 from gateway.features.workflows.language.workflow import Workflow
 from gateway.features.workflows.running.calls import ModelCalls
+from gateway.features.workflows.running.messages import NO_TRAITS, EngineTraits
 
 
 class ConnectorCaller(Protocol):
@@ -27,7 +28,7 @@ class RunOrder:
     """The workflow to run, with its inputs and bounds.
 
     version: of a stored workflow; None: it has none. seconds, cost_usd: bounds; None: no bound. see_replicas: the client may
-    know them. gated: calls wait for a call that computes their prefix. passed: a step whose text the client gets as it comes.
+    know them. engines: of its models. passed: a step whose text the client gets as it comes.
     defined: by the operator, so that the caller need not have its models.
     """
 
@@ -39,7 +40,7 @@ class RunOrder:
     cost_usd: float | None = None
     version: int | None = None
     see_replicas: bool = False
-    gated: bool = True
+    engines: EngineTraits = NO_TRAITS
     passed: str = ""
     defined: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict)

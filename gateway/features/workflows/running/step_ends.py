@@ -18,7 +18,15 @@ from gateway.features.workflows.language.scheduling import DONE, FAILED, KILLED,
 from gateway.features.workflows.language.values import EvaluationError, ValueTooLargeError, bytes_of, text_of
 from gateway.features.workflows.language.workflow import Workflow
 from gateway.features.workflows.running.gate import PrefixGate
-from gateway.features.workflows.running.messages import CancelCall, ModelAnswer, RunEvent, StartCall, StepFailure
+from gateway.features.workflows.running.messages import (
+    NO_TRAITS,
+    CancelCall,
+    EngineTraits,
+    ModelAnswer,
+    RunEvent,
+    StartCall,
+    StepFailure,
+)
 from gateway.features.workflows.running.outputs import OutputBoard
 from gateway.features.workflows.running.step_copies import StepCopy, StepTree
 
@@ -44,11 +52,11 @@ class StepEnds:
         repeatable: Collection[str] = (),
         run_id: str = "",
         *,
-        gated: bool = True,
+        engines: EngineTraits = NO_TRAITS,
         passed: str = "",
     ) -> None:
-        """max_tokens: of a step that has none. repeatable: connectors that may be called again. gated: there is a gate. passed:
-        a step whose text the client gets as it comes, and which is not repeated then.
+        """max_tokens: of a step that has none. repeatable: connectors that may be called again. passed: a step whose text the
+        client gets as it comes, and which is not repeated then.
         """
         self.status = RUNNING
         self.error: StepFailure | None = None
@@ -66,7 +74,8 @@ class StepEnds:
         self._waiters = _waiters_of(workflow)
         self._looks = deque[StepCopy]()
         self._ready: dict[str, StepCopy] = {}
-        self._gate = PrefixGate() if gated else None
+        self._engines = engines
+        self._gate = PrefixGate(engines.gated) if engines.gated else None
         self._held_back: dict[str, StepCopy] = {}
         self._calling: dict[str, StepCopy] = {}
         self._calls: list[StartCall | CancelCall] = []

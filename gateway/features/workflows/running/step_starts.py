@@ -78,7 +78,8 @@ class StepStarts(StepEnds):
 
     def _hold_back(self, one: StepCopy) -> bool:
         """True if it waits at the gate. Its body is made anew when it starts, because bodies are large."""
-        if self._gate is None or not isinstance(one.step.work, ModelCall):
+        work = one.step.work
+        if self._gate is None or not isinstance(work, ModelCall) or work.model not in self._engines.gated:
             return False
         outline = outline_of(one.body)
         leader, most_s = self._gate.leader(outline)
@@ -105,7 +106,7 @@ class StepStarts(StepEnds):
         assert isinstance(work, ModelCall)
         body = request_body(work, scope, self._max_tokens)
         if work.constraint is not None:
-            body["response_format"] = work.constraint.response_format
+            body |= work.constraint.members(as_choice=work.model in self._engines.choosing)
         body["stream"] = True
         return body
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from gateway.features.workflows.feature import WorkflowEndpoint
+from gateway.features.workflows.language.constraints import choice_constraint
 from gateway.features.workflows.metrics import WorkflowsMetrics
 from tests.gateway.conftest import Running, eventually, running
 from tests.support.fakes import FakeReplica, status
-from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine, Sharing
 from tests.support.workflows import prose
 
 RUNS = "/v1/workflows/runs"
@@ -259,21 +260,55 @@ async def test_a_killed_call_is_closed_at_the_engine_at_once() -> None:
     assert [data["by"] for kind, data in events if kind == "step.killed"] == ["fast"]
 
 
-async def test_three_cold_siblings_of_slots_compute_their_history_once_with_the_gate() -> None:
+@pytest.mark.parametrize(
+    ("owner", "shares", "gate", "waits", "times"),
+    [
+        ("llamacpp", "end", "auto", True, 1),
+        ("llamacpp", "end", True, True, 1),
+        ("llamacpp", "end", False, False, 3),
+        ("somebody", "first token", "auto", True, 1),
+        ("somebody", "first token", False, False, 3),
+        ("vllm", "in flight", "auto", False, 1),
+        ("vllm", "in flight", True, True, 1),
+    ],
+)
+async def test_three_cold_siblings_compute_their_history_once(
+    owner: str, shares: Sharing, gate: str | bool, waits: bool, times: int
+) -> None:
+    """Engines that share nothing in flight do with the gate; vLLM does by itself, and has none unless it is configured."""
     history = [{"role": "user", "content": prose(2000, "h")}]
     steps: dict[str, Any] = {
         f"s{at}": {"chat": {"from": "${inputs.messages}", "append": [{"role": "user", "content": f"{at}"}]}} for at in range(3)
     }
     steps["s0"] |= {"yield": "a"}
-    computed = {}
-    for gate in (True, False):
-        scripted = ScriptedEngine(lambda _body: TEXT, slots=True)
-        async with scripted.replica, running(scripted.replica, workflows={"gate": gate}) as run:
-            found = (await run.post({"workflow": document(steps), "inputs": {"messages": history}}, RUNS))[2]
-        computed[gate] = scripted.cache.computed
-        assert found["usage"]["computed_tokens"] == scripted.cache.computed
-        assert [("gate_ms" in each) for each in found["steps"]] == [False, gate, gate]
-    assert computed[True] < 2000 * 1.05 < 2000 * 2.9 < computed[False]
+    scripted = ScriptedEngine(lambda _body: TEXT, shares=shares, owner=owner)
+    async with scripted.replica, running(scripted.replica, workflows={"gate": gate}) as run:
+        found = (await run.post({"workflow": document(steps), "inputs": {"messages": history}}, RUNS))[2]
+    assert found["usage"]["computed_tokens"] == scripted.cache.computed
+    assert [("gate_ms" in each) for each in found["steps"]] == [False, waits, waits]
+    assert 2000 * times * 0.97 < scripted.cache.computed < 2000 * times * 1.05
+
+
+@pytest.mark.parametrize(
+    ("owner", "constraint"),
+    [
+        ("vllm", ("structured_outputs", {"choice": ["Yes", "No"]})),
+        ("llamacpp", ("response_format", choice_constraint(("Yes", "No")).members(as_choice=False)["response_format"])),
+    ],
+)
+async def test_choices_have_the_form_of_the_engines_if_all_of_the_pool_take_it(owner: str, constraint: tuple[str, Any]) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
+        bodies.append(body)
+        return ScriptedAnswer("Yes")
+
+    engines = [ScriptedEngine(script, owner=each) for each in ("vllm", owner)]
+    steps = {"a": {"chat": {**CHAT["chat"], "choices": ["Yes", "No"]}, "yield": {"as": "a", "value": "${a.value}"}}}
+    async with engines[0].replica, engines[1].replica, running(*(each.replica for each in engines)) as run:
+        found = (await run.post({"workflow": document(steps), "inputs": {"messages": [USER]}}, RUNS))[2]
+    assert found["outputs"] == {"a": "Yes"}
+    assert [each for each in bodies[0].items() if each[0] in ("structured_outputs", "response_format")] == [constraint]
 
 
 async def test_a_limit_of_money_ends_a_run_before_a_step_that_could_exceed_it() -> None:

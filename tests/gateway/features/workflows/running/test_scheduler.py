@@ -14,7 +14,8 @@ from gateway.features.workflows.language.faults import DocumentError
 from gateway.features.workflows.language.plan import MAX_AT_ONCE, RunAllowance, plan_of
 from gateway.features.workflows.language.values import MAX_VALUE_BYTES
 from gateway.features.workflows.language.workflow import Workflow
-from gateway.features.workflows.running.messages import StepFailure
+from gateway.features.workflows.running.gate import PrefixGate, outline_of
+from gateway.features.workflows.running.messages import GatedEngine, StepFailure
 from gateway.features.workflows.running.scheduler import LOOKS, RunScheduler
 from tests.support.scripted_runs import ScriptedRun
 from tests.support.workflows import workflow_of
@@ -246,6 +247,31 @@ def test_calls_with_a_cold_prefix_wait_for_the_first_of_them(pieces: int, starte
     copies = [run.scheduler.tree.find(f"s{at}", ()) for at in range(3)]
     assert [copy.started for copy in copies if copy] == pytest.approx(started, abs=0.01)
     assert next(data.get("gate_ms") for kind, data in run.events if kind == "step.started") is None
+
+
+@pytest.mark.parametrize(
+    ("rate", "started"),
+    [
+        (1000.0, [0, 1, 2]),  # one after the other
+        (8000.0, [0, 0.62625, 0.62625]),  # another slot computes the prefix sooner
+        (0.0, [0, 1, 2]),  # it is not known how soon
+    ],
+)
+def test_with_slots_a_call_waits_for_the_end_of_another_one_with_its_prefix(rate: float, started: list[float]) -> None:
+    answers, engine = dict.fromkeys(siblings(), "text"), GatedEngine(rate, slots=True)
+    run = ScriptedRun(workflow_of(siblings()), {"messages": LONG}, answers, pieces=3, engine=engine).run()
+    copies = [run.scheduler.tree.find(f"s{at}", ()) for at in range(3)]
+    assert [copy.started for copy in copies if copy] == pytest.approx(started, abs=0.01)
+
+
+def test_with_slots_the_wait_for_an_answer_is_as_long_as_a_prefill() -> None:
+    gate, outline = PrefixGate({"m": GatedEngine(1000.0, slots=True)}), outline_of({"model": "m", "messages": LONG})
+    gate.started("first", outline)
+    assert gate.leader(outline) == ("first", 2 * outline.tokens / 1000)
+    assert not gate.first_token("first")
+    assert gate.leader(outline) == ("first", outline.tokens / 1000)
+    assert gate.ended("first")
+    assert gate.leader(outline) == ("", 0.0)
 
 
 def test_calls_wait_no_longer_than_their_leader_lives_and_not_for_short_prefixes() -> None:

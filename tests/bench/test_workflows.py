@@ -1,0 +1,50 @@
+"""Runs of a program on real processes that simulate replicas: what they compute, with and without slots and the gate."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.workflows.__main__ import arguments, line, measured
+from bench.workflows.programs import Program
+from gateway.features.workflows.language.compiling import compile_document
+
+PANEL = {
+    "workflow": 1,
+    "name": "panel",
+    "inputs": {"messages": {"type": "messages", "required": True}},
+    "defaults": {"model": "m", "max_tokens": 400},
+    "steps": {
+        "candidates": {
+            "each": {
+                "in": [1, 2, 3],
+                "as": "number",
+                "steps": {"candidate": {"chat": {"from": "${inputs.messages}", "seed": "${number}"}}},
+                "value": "${candidate.text}",
+            }
+        },
+        "judge": {
+            "chat": {
+                "from": "${inputs.messages}",
+                "append": [{"role": "system", "content": "Write the best answer from these:\n${join(candidates.values)}"}],
+            },
+            "yield": "answer",
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("flags", "times"),
+    [([], 1), (["--slots", "--gate", "on"], 1), (["--slots", "--gate", "off"], 3)],
+    ids=["in flight", "slots with the gate", "slots without"],
+)
+async def test_a_panel_computes_its_conversation_once(flags: list[str], times: int) -> None:
+    options = arguments().parse_args([".", "--runs", "1", "--speed", "20", *([] if not flags else ["--alone"]), *flags])
+    sizes = {"messages": [["system", 1021], ["user", 7165]]}
+    program = Program("panel", "three", PANEL, compile_document(PANEL), {"candidate": 150, "judge": 50}, sizes)
+    found = await measured(options, program)
+    (usage,) = found.usages
+    assert usage["calls"] == 4
+    assert usage["computed_tokens"] / usage["least_tokens"] == pytest.approx((8194 * times + 469) / 8663, abs=0.01)
+    assert [run.prompt - run.cached for run in found.client] == ([8665] if not flags else [])
+    assert line(found).startswith("| panel: three | 4.0 |")
