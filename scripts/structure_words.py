@@ -48,7 +48,7 @@ def docstrings_that_begin_badly(source: Source) -> list[tuple[str, str]]:
         (file, text.splitlines()[0])
         for file, node in source.nodes()
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and (text := ast.get_docstring(node))
+        and (text := (ast.get_docstring(node, clean=False) or "").strip())
         and _BEGINS.match(text)
     ]
 

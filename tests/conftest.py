@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.support.rules import nodes_of, tree_of
 from tests.support.tiers import nightly
 
 pytest.register_assert_rewrite("tests.chaos.stage")
@@ -78,6 +79,16 @@ def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         del os.environ["XDG_STATE_HOME"]
     else:
         os.environ["XDG_STATE_HOME"] = before
+
+
+@pytest.fixture(scope="module")
+def trees() -> Iterator[None]:
+    """For modules that read syntax trees: no garbage collection, which goes through all nodes often; then they go."""
+    gc.disable()
+    yield
+    tree_of.cache_clear()
+    nodes_of.cache_clear()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -21,7 +21,9 @@ from router import POLICIES
 from tests.gateway.conftest import running
 from tests.support.fakes import FakeReplica
 from tests.support.paths import ROOT
-from tests.support.rules import name_of, nobody
+from tests.support.rules import name_of, nobody, nodes_of, tree_of
+
+pytestmark = pytest.mark.usefixtures("trees")
 
 PACKAGES = ("router", "gateway", "replica")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -31,24 +33,6 @@ FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 @cache
 def text_of(path: Path) -> str:
     return path.read_text("utf-8")
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(text_of(path))
-
-
-@cache
-def nodes_of(path: Path) -> list[ast.AST]:
-    return list(ast.walk(tree_of(path)))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _trees_go() -> Iterator[None]:
-    """Drops a million nodes, which would slow down garbage collection in later tests."""
-    yield
-    tree_of.cache_clear()
-    nodes_of.cache_clear()
 
 
 def all_of(

@@ -9,9 +9,14 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from scripts import structure_words
 from scripts.structure_source import Source
 from tests.support.paths import ROOT
+from tests.support.rules import tree_of
+
+pytestmark = pytest.mark.usefixtures("trees")
 
 SOURCES = sorted(path for package in ("router", "gateway", "replica") for path in (ROOT / package).rglob("*.py"))
 
@@ -61,7 +66,7 @@ def classes() -> list[tuple[str, str]]:
 
 def classes_in(path: Path) -> Iterator[ast.ClassDef]:
     """Classes in a module, and in its classes and functions; expressions have none."""
-    left: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
+    left: list[ast.AST] = [tree_of(path)]
     while left:
         node = left.pop()
         if isinstance(node, ast.ClassDef):

@@ -14,6 +14,7 @@ import pytest
 
 import hatch_build
 from tests.support.paths import ROOT
+from tests.support.rules import nodes_of, tree_of
 from tests.support.tiers import nightly
 
 compiles = pytest.mark.skipif(
@@ -25,10 +26,11 @@ def test_the_list_of_compiled_modules_names_files_once() -> None:
     assert hatch_build.modules() == sorted(set(hatch_build.HOT), key=hatch_build.HOT.index) == list(hatch_build.HOT)
 
 
+@pytest.mark.usefixtures("trees")
 def test_bases_and_subclasses_of_compiled_classes_are_compiled() -> None:
     """A class of mypyc has no subclass in plain Python, and one with slots no base."""
     trees = {
-        path.relative_to(ROOT).as_posix(): ast.parse(path.read_text("utf-8"))
+        path.relative_to(ROOT).as_posix(): tree_of(path)
         for package in hatch_build.PACKAGES
         for path in (ROOT / package).rglob("*.py")
     }
@@ -40,8 +42,8 @@ def test_bases_and_subclasses_of_compiled_classes_are_compiled() -> None:
         for node in trees[file].body
         if isinstance(node, ast.ClassDef) and not any(map(_is_interpreted, node.bases)) and not _is_open(node)
     }
-    for file, tree in trees.items():
-        nodes = list(ast.walk(tree))
+    for file in trees:
+        nodes = nodes_of(ROOT / file)
         origins = {alias.name: node.module for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
         for node in nodes:
             if not isinstance(node, ast.ClassDef):
