@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from statistics import median
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -42,34 +44,40 @@ class Truth:
 Lie = Callable[[Truth], Truth]
 
 
-class Pool:
-    """Replicas of a pool, their clients, and conversations that mostly stay where they are. lies: by replica."""
+class Request(NamedTuple):
+    """bound: how many blocks its replica may have cached."""
 
-    def __init__(self, seed: int, lies: Mapping[str, Lie], replicas: int = 4, clients: int = 6) -> None:
+    replica: str
+    client: int
+    keys: bytes
+    bound: int
+    truth: Truth
+
+
+class Traffic:
+    """Requests of conversations that mostly stay where they are, answered by honest replicas."""
+
+    def __init__(self, seed: int, replicas: int, clients: int) -> None:
         self.chance = random.Random(seed)
         self.names = [f"r{number}" for number in range(replicas)]
-        self.lies = lies
         self.clients = clients
-        self.audit, self.sent = Audit(), SentPrompts()
+        self.sent = SentPrompts()
         self.caches: dict[str, set[bytes]] = {name: set() for name in self.names}
         self.rates = {name: 9000.0 * self.chance.uniform(0.6, 1.6) for name in self.names}
         self.talks: list[tuple[bytes, float, int, str]] = []
         self.shared = self.text(8000)
         self.questions = [self.text(self.chance.choice((300, 2000, 5000))) for _ in range(30)]
+        self._requests: list[Request] = []
 
     def text(self, size: int) -> bytes:
         return self.chance.randbytes(size)
 
-    def serve(self, requests: int) -> Mapping[str, frozenset[str]]:
-        found: dict[str, set[str]] = {}
-        for number in range(requests):
-            self.step()
-            if number % 10 == 9:
-                for name, findings in self.audit.judge().items():
-                    found.setdefault(name, set()).update(findings)
-        return {name: frozenset(findings) for name, findings in found.items()}
+    def request(self, number: int) -> Request:
+        while len(self._requests) <= number:
+            self._requests.append(self.step())
+        return self._requests[number]
 
-    def step(self) -> None:
+    def step(self) -> Request:
         chance, kind = self.chance, self.chance.random()
         client, name = chance.randrange(self.clients), chance.choice(self.names)
         density = chance.uniform(2.2, 7.0)
@@ -86,9 +94,9 @@ class Pool:
             text = self.text(chance.choice((40, 500, 90_000, 400_000)))
         if len(text) < 300_000 and len(self.talks) < 60:
             self.talks.append((text, density, client, name))
-        self.claim(name, client, text, density)
+        return self.answered(name, client, text, density)
 
-    def claim(self, name: str, client: int, text: bytes, density: float) -> None:
+    def answered(self, name: str, client: int, text: bytes, density: float) -> Request:
         chance = self.chance
         keys = text_keys(text, BLOCK, 1)
         tokens, blocks = int(len(text) / density) + 12, len(keys) // 8
@@ -112,12 +120,39 @@ class Pool:
             completion / chance.uniform(20, 80) if stream else None,
             fresh=held == 0,
         )
-        told = self.lies.get(name, lambda each: each)(truth)
+        return Request(name, client, keys, bound, truth)
+
+
+traffic = cache(Traffic)  # the same for each lie
+
+
+class Pool:
+    """An audit of traffic, and lies, by replica."""
+
+    def __init__(self, seed: int, lies: Mapping[str, Lie], replicas: int = 4, clients: int = 6) -> None:
+        self.traffic = traffic(seed, replicas, clients)
+        self.lies = lies
+        self.audit = Audit()
+        self.served = 0
+
+    def serve(self, requests: int) -> Mapping[str, frozenset[str]]:
+        found: dict[str, set[str]] = {}
+        for number in range(requests):
+            self.claim(self.traffic.request(self.served))
+            self.served += 1
+            if number % 10 == 9:
+                for name, findings in self.audit.judge().items():
+                    found.setdefault(name, set()).update(findings)
+        return {name: frozenset(findings) for name, findings in found.items()}
+
+    def claim(self, request: Request) -> None:
+        truth = request.truth
+        told = self.lies.get(request.replica, lambda each: each)(truth)
         usage = None if told.silent else Usage(max(0, told.prompt), max(0, told.completion), told.cached)
-        claim = AnswerClaim(keys, len(text), BLOCK, "m", client, usage)
-        claim.sent = int((bound + 1) * BLOCK * told.prompt / len(text))
+        claim = AnswerClaim(request.keys, truth.bytes, BLOCK, "m", request.client, usage)
+        claim.sent = int((request.bound + 1) * BLOCK * told.prompt / truth.bytes)
         claim.passed, claim.prefill_s, claim.decode_s = told.passed, told.prefill_s, told.decode_s
-        self.audit.observe(name, "pool", claim)
+        self.audit.observe(request.replica, "pool", claim)
 
 
 def cached_all(one: Truth) -> Truth:
@@ -201,10 +236,10 @@ def test_what_all_replicas_do_is_no_finding() -> None:
 
 
 def test_one_client_among_several_discredits_no_replica() -> None:
-    pool = Pool(1, {})
+    pool, chance = Pool(1, {}), random.Random(0)
     pool.serve(300)
     for number in range(200):
-        text = pool.text(40_000)
+        text = chance.randbytes(40_000)
         claim = AnswerClaim(text_keys(text, BLOCK, 1), len(text), BLOCK, "m", 0, Usage(15, 0, 0))
         claim.passed = 0
         pool.audit.observe("r1", "pool", claim)
