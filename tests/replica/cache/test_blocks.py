@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from replica.cache.blocks import BlockLease, BlockLedger, CacheCounts
 from replica.cache.prefix import BlockRun, Key, Prefix, Scope
+from tests.support.machines import share_of
 
 CAPACITY, SIZE = 12, 2
 SALTED = Scope(salt="a")
@@ -268,7 +269,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestLedgerMachine.settings = settings(max_examples=share_of(200), stateful_step_count=30, deadline=None)
 
 
 def used(ledger: BlockLedger, tokens: list[int], keep_s: float = 0.0, now: float = 0.0) -> int:

@@ -16,6 +16,7 @@ from router.pricing import quotes as pricing
 from router.pricing.quotes import Quotes
 from router.types import Cost
 from tests.support.compiled import uncompiled
+from tests.support.machines import share_of
 from tests.support.strategies import keys_of, prompt_of
 
 RATES = [500.0, 8000.0, 8000.0, 50_000.0]
@@ -64,7 +65,7 @@ def quotes_of(router: Router, asked: Prompt, replicas: Collection[str], now: flo
     return quotes
 
 
-@settings(max_examples=200)
+@settings(max_examples=share_of(400))
 @given(histories(), texts, names, st.floats(0, 100))
 def test_the_cheapest_is_the_cheapest_of_all(
     history: tuple[Router, float], asked: Prompt, some: list[str], later: float

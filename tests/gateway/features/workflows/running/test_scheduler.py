@@ -17,6 +17,7 @@ from gateway.features.workflows.language.workflow import Workflow
 from gateway.features.workflows.running.gate import PrefixGate, outline_of
 from gateway.features.workflows.running.messages import GatedEngine, StepFailure
 from gateway.features.workflows.running.scheduler import LOOKS, RunScheduler
+from tests.support.machines import share_of
 from tests.support.scripted_runs import ScriptedRun
 from tests.support.workflows import workflow_of
 
@@ -352,7 +353,7 @@ def random_workflow(chance: random.Random) -> Workflow | None:
         return None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=share_of(400))
 @given(seed=st.integers(0, 1 << 40))
 def test_random_documents_end_within_their_plan(seed: int) -> None:
     chance = random.Random(seed)
