@@ -84,8 +84,8 @@ async def test_a_restart_begins_with_what_was_known(tmp_path: Path, caplog: pyte
             assert two.gateway.metrics.of(SnapshotMetrics).restored_blocks.values[()] == sum(known.values())
 
 
-async def test_the_age_of_what_the_next_start_reads_is_a_metric(tmp_path: Path) -> None:
-    """Of one that was read, and of each that is written; it is the time of the snapshot itself, not of its file."""
+async def test_the_age_and_the_size_of_what_the_next_start_reads_are_metrics(tmp_path: Path) -> None:
+    """Of one that was read its age, of each that is written both. The age is that of the snapshot itself, not of its file."""
     file, name = tmp_path / "index", "warmroute_snapshot_timestamp_seconds"
     async with FakeReplica() as replica:
         async with sharing(replica, file=file) as one:
@@ -96,7 +96,9 @@ async def test_the_age_of_what_the_next_start_reads_is_a_metric(tmp_path: Path) 
             assert (await two.metrics())[name] == pytest.approx(made, abs=5)
             os.utime(file, (0, 0))
             await two.gateway.control.stop()
-            assert (await two.metrics())[name] == pytest.approx(time.time(), abs=5)
+            found = await two.metrics()
+            assert found[name] == pytest.approx(time.time(), abs=5)
+            assert found["warmroute_snapshot_bytes"] == file.stat().st_size
 
 
 async def test_a_gateway_that_knows_nothing_leaves_the_file_as_it_is(tmp_path: Path) -> None:
