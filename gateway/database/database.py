@@ -9,7 +9,8 @@ write. A write that conflicts with another gateway's transaction (a deadlock, sa
 database are raised as StoreFailed.
 
 Every operation has a time limit. After an operation that exceeded it, or found SQLite's file locked by another process, all
-operations fail at once for STALL_S: requests do not wait for a database that does not answer.
+operations fail at once, for its reason, while a task in the background tries the database until it answers: requests do not
+wait for a database that does not answer.
 
 The driver (`driver.py`) executes reads and transactions.
 """
@@ -18,10 +19,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, TypeVar
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.database.driver import CONNECTIONS, Driver, Work, is_conflict
@@ -30,7 +31,7 @@ from gateway.database.tables import Tables
 from gateway.database.urls import made, parsed, shown
 
 OPERATION_S: Final = 10.0
-STALL_S: Final = 5.0
+RETRY_S: Final = 0.5  # between two attempts at a database that does not answer
 MAX_BATCH: Final = 100  # writes in one transaction
 MAX_WAITING: Final = 10_000  # writes
 _TRIES: Final = 5  # of a write that conflicts with other transactions
@@ -40,9 +41,9 @@ Write = tuple[Work[Any], asyncio.Future[Any]]
 
 
 class Database:
-    """A database (see the module). url: in SQLAlchemy's form, without a driver. operation_s: time limit of an operation. clock:
-    monotonic seconds. lost: called once if SQLite's file was deleted or replaced. read_only: no table is created or changed,
-    and tables of another version are refused.
+    """A database (see the module). url: in SQLAlchemy's form, without a driver. operation_s: time limit of an operation. lost:
+    called once if SQLite's file was deleted or replaced. read_only: no table is created or changed, and tables of another
+    version are refused.
     """
 
     def __init__(
@@ -50,7 +51,6 @@ class Database:
         url: str,
         tables: Tables,
         operation_s: float = OPERATION_S,
-        clock: Callable[[], float] = time.monotonic,
         lost: Callable[[], None] = lambda: None,
         *,
         read_only: bool = False,
@@ -60,8 +60,8 @@ class Database:
         self._tables = tables
         self._read_only = read_only
         self._operation_s = operation_s
-        self._clock = clock
-        self._stalled_until = 0.0
+        self._stall = ""  # the reason why the database is left alone
+        self._recovery: asyncio.Task[None] | None = None
         self._lost = lost
         self._driver: Driver | None = None
         self._queue = asyncio.Queue[Write](MAX_WAITING)
@@ -84,6 +84,9 @@ class Database:
 
     async def close(self) -> None:
         """Execute the queued writes and disconnect. Later operations raise StoreFailed. Idempotent."""
+        if self._recovery:
+            self._recovery.cancel()
+            await asyncio.gather(self._recovery, return_exceptions=True)
         if self._writer:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._operation_s):
@@ -109,8 +112,7 @@ class Database:
         """
         if self._writer is None:
             raise _closed()
-        if self._clock() < self._stalled_until:
-            raise self._silent()
+        self._require_answers()
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         try:
             self._queue.put_nowait((work, done))
@@ -180,35 +182,51 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:
-        """Limit the time of an operation. Raises StoreFailed for all errors of the database, and during a stall. After a stall,
-        one operation tries the database again, and the others still fail until it has succeeded.
-        """
-        again = self._stalled_until > 0.0
-        if again:
-            now = self._clock()
-            if now < self._stalled_until:
-                raise self._silent()
-            self._stalled_until = now + self._operation_s
+        """Limit the time of an operation. Raises StoreFailed for all errors of the database, at once while it is stalled."""
+        self._require_answers()
         try:
             async with asyncio.timeout(self._operation_s):
                 yield
         except TimeoutError:
-            self._stalled_until = self._clock() + STALL_S
-            raise self._silent() from None
+            raise self._stalled(self._silent()) from None
         except (SQLAlchemyError, OSError) as error:
-            self._stalled_until = self._clock() + STALL_S if LOCKED in str(error) else 0.0
-            raise failed(shown(self._url), error) from error
-        except asyncio.CancelledError:  # shows nothing about the database: the next operation tries it
-            if again:
-                self._stalled_until = self._clock()
-            raise
-        except Exception:  # raised by the work: the database has answered
-            self._stalled_until = 0.0
-            raise
-        self._stalled_until = 0.0
+            failure = failed(shown(self._url), error)
+            raise (self._stalled(failure) if LOCKED in str(error) else failure) from error
+
+    def _require_answers(self) -> None:
+        """Raises StoreFailed if the database has not answered since an operation failed."""
+        if self._stall:
+            raise StoreFailed(self._stall)
+
+    def _stalled(self, failure: StoreFailed) -> StoreFailed:
+        """Leave an open database alone until it answers. Returns `failure`."""
+        if self._writer is not None and not self._read_only:
+            self._stall = str(failure)
+            if self._recovery is None or self._recovery.done():
+                self._recovery = asyncio.create_task(self._recover())
+        return failure
+
+    async def _recover(self) -> None:
+        """Try the database until it answers, if only with an error, which then is for its operations."""
+        while True:
+            await asyncio.sleep(RETRY_S)
+            try:
+                async with asyncio.timeout(self._operation_s):
+                    await self._opened().write([_nothing])
+            except TimeoutError:
+                continue
+            except (SQLAlchemyError, OSError, StoreFailed) as error:
+                if LOCKED in str(error):
+                    continue
+            break
+        self._stall = ""
 
     def _silent(self) -> StoreFailed:
         return StoreFailed(f"the database {shown(self._url)} has not answered within {self._operation_s:g} s")
+
+
+def _nothing(_connection: Connection) -> None:
+    """A write that only waits for the lock."""
 
 
 def _closed() -> StoreFailed:

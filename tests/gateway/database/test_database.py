@@ -1,7 +1,8 @@
-"""A database that another process holds is left alone for a while: only one operation waits for it."""
+"""A database that another process holds is left alone until it is free: only one operation waits for it."""
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -9,14 +10,15 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
-from gateway.database.database import STALL_S, Database
+from gateway.database.database import Database
 from gateway.database.failures import StoreFailed
 from gateway.features.histories.tables import TABLES
+from tests.support.databases import answered
 
 
 async def test_only_one_operation_waits_for_a_locked_file(tmp_path: Path) -> None:
-    now, tried = [0.0], list[str]()
-    database = Database(f"sqlite:///{tmp_path}/a.sqlite", TABLES, clock=lambda: now[0])
+    tried, path = list[str](), tmp_path / "a.sqlite"
+    database = Database(f"sqlite:///{path}", TABLES)
     await database.open()
 
     def locked(_connection: Connection) -> None:
@@ -28,17 +30,34 @@ async def test_only_one_operation_waits_for_a_locked_file(tmp_path: Path) -> Non
         return "done"
 
     try:
-        with pytest.raises(StoreFailed, match="locked"):
-            await database.write(locked)
-        tried.clear()
-        for _ in range(3):
-            with pytest.raises(StoreFailed):
-                await database.write(works)
-            with pytest.raises(StoreFailed):
-                await database.read(works)
-        assert tried == []
-        now[0] += STALL_S + 1
-        assert await database.write(works) == "done"
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            with pytest.raises(StoreFailed, match="locked"):
+                await database.read(locked)
+            tried.clear()
+            for _ in range(3):
+                with pytest.raises(StoreFailed, match="locked"):
+                    await database.write(works)
+                with pytest.raises(StoreFailed, match="locked"):
+                    await database.read(works)
+            assert tried == []
+            other.execute("COMMIT")
+        await answered(lambda: database.write(works))
         assert await database.read(works) == "done"
+    finally:
+        await database.close()
+
+
+async def test_a_database_that_answers_with_another_error_is_not_left_alone(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path}/a.sqlite", TABLES)
+    await database.open()
+
+    def fails(_connection: Connection) -> None:
+        raise OperationalError("BEGIN", None, sqlite3.OperationalError("disk I/O error"))
+
+    try:
+        with pytest.raises(StoreFailed, match="disk"):
+            await database.write(fails)
+        assert await database.write(lambda _connection: "done") == "done"
     finally:
         await database.close()
