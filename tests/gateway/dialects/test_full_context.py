@@ -12,7 +12,7 @@ import pytest
 from gateway.dialects.anthropic import errors as anthropic
 from gateway.dialects.full_context import CODE, PATTERNS, FullContext, full_context
 from gateway.dialects.openai.errors import full_context_error
-from gateway.fleet.engines import DISTRIBUTED_LLAMA, ENGINES
+from gateway.fleet.engines import DISTRIBUTED_LLAMA, ENGINES, EngineProfile
 from tests.gateway.fleet.test_engine_conformance import kept_in, recorded
 
 COMMON: Final = "This model's maximum context length is 4096 tokens"
@@ -88,9 +88,22 @@ def test_an_engine_s_words_and_their_numbers(engine: str, message: str, numbers:
     assert first == engine
 
 
-def test_every_engine_of_the_table_has_words() -> None:
-    """Distributed-Llama has none: it cuts the prompt."""
-    assert {engine.name for engine in ENGINES if engine is not DISTRIBUTED_LLAMA} <= {name for name, _ in PATTERNS}
+@pytest.mark.parametrize(
+    "engine", [engine for engine in ENGINES if engine is not DISTRIBUTED_LLAMA], ids=lambda each: each.name
+)
+def test_every_engine_of_the_table_has_words(engine: EngineProfile) -> None:
+    """They become those of both APIs. Distributed-Llama has none: it cuts the prompt."""
+    words = [message for name, message, _ in WORDS if name == engine.name]
+    assert words
+    for message in words:
+        full = read(error(message))
+        full.complete(5000, 4096)
+        said: str = orjson.loads(anthropic.full_context_error(full, "r-1"))["error"]["message"]
+        assert said.startswith(("prompt is too long: ", "input length and `max_tokens` exceed context limit: "))
+        assert orjson.loads(full_context_error(full, error(message)))["error"]["code"] == CODE
+
+
+def test_every_pattern_has_words() -> None:
     tried = {next(pattern for _, pattern in PATTERNS if pattern.search(words)) for _, words, _ in WORDS}
     assert tried == {pattern for _, pattern in PATTERNS}, "a pattern without words"
 

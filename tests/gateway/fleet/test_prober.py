@@ -333,21 +333,26 @@ async def test_a_restart_that_was_seen_as_a_refusal_counts_once() -> None:
 
 
 async def test_a_slow_start_leaves_conversations_where_they_are() -> None:
-    """Two servers that have just loaded their models, and conversations of three turns: each stays at one server."""
-    loading = status(503, "Loading model")
-    async with FakeReplica(listing=loading) as one, FakeReplica(listing=loading) as two, running(one, two) as run:
-        for replica in (one, two):
-            replica.listing = models("m", owner="llamacpp")
+    """One of two servers has just loaded its model, and has conversations. Their next turns are much longer than the first
+    ones: as new work they would cost more there than the whole at the other server.
+    """
+    async with FakeReplica() as one, FakeReplica(listing=status(503, "Loading model")) as two, running(one, two) as run:
+        two.listing = models("m", owner="llamacpp")
         await look(run)
-        assert set(run.gateway.router.ledger.starting) == {one.name, two.name}
-        placed: dict[int, set[str]] = {}
-        for number in range(20):
-            said = [{"role": "user", "content": f"{number}: " + "All of it again, word by word. " * 50}]
-            for _ in range(3):
-                _, headers, _ = await run.post({**LONG, "messages": said})
-                placed.setdefault(number, set()).add(headers["x-warmroute-replica"])
-                said += [{"role": "assistant", "content": "hello"}, {"role": "user", "content": "Go on."}]
-        assert all(len(homes) == 1 for homes in placed.values())
+        assert set(run.gateway.router.ledger.starting) == {two.name}
+        talks = [[{"role": "user", "content": f"{number}: " + "All of it again, word by word. " * 100}] for number in range(5)]
+        two.script = (answers(prompt=800),)
+        await run.post({"name": one.name}, path="/warmroute/drain")
+        for talk in talks:
+            assert (await run.post({**LONG, "messages": talk}))[0] == 200
+        await run.post({"name": one.name}, path="/warmroute/undrain")
+        one.script = two.script = (answers(prompt=3000),)
+        for talk in talks:
+            talk += [{"role": "assistant", "content": "hello"}, {"role": "user", "content": "And all of this. " * 500}]
+            _, headers, _ = await run.post({**LONG, "messages": talk})
+            assert headers["x-warmroute-replica"] == two.name
+        _, headers, _ = await run.post(LONG)
+        assert headers["x-warmroute-replica"] == one.name, "new work"
 
 
 async def test_a_replica_that_never_answered_has_lost_nothing() -> None:

@@ -135,8 +135,10 @@ async def test_a_flood_in_which_usage_could_hide_ends_the_session(
         id_, key = await made(run, budget_usd_day=1.0)
         async with dial(run, additional_headers=bearer(key)) as client:
             client.transport.write(masked(1, b"go"))
-            await closed(client)
-            go.set()
+            try:
+                await closed(client)
+            finally:
+                go.set()
         await eventually(lambda: account(run, id_).open == 0)
         assert account(run, id_).spent(run.gateway[Keys].moment().day) > 0
     assert "frames" in request_lines()[0]["error"]

@@ -11,7 +11,7 @@ import pytest
 from gateway.errors import GatewayError
 from gateway.features.translation.messages.translation import MessagesTranslation
 from gateway.features.translation.responses.translation import ResponsesTranslation
-from gateway.features.translation.rules import RULES, Omissions
+from gateway.features.translation.rules import REFUSED, RULES, Omissions
 from gateway.features.translation.translation import TranslatedRequest
 from tests.gateway.conftest import running
 from tests.gateway.features.translation.test_translation import MESSAGES, RESPONSES, chat_only
@@ -216,9 +216,23 @@ def test_what_is_refused(kind: Any, body: dict[str, Any], param: str) -> None:
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-def test_every_rule_of_the_table_is_tried() -> None:
-    tried = {each["type"] for each, _ in BLOCKS} | {each.get("type") for each, _ in ITEMS} | {"item_reference"}
-    assert set(RULES) <= tried
+@pytest.mark.parametrize("kind", RULES)
+@pytest.mark.parametrize("translation", [MessagesTranslation, ResponsesTranslation])
+def test_every_rule_of_the_table_is_tried(translation: Any, kind: str) -> None:
+    """Each in both translations, with something that could become text. Messages has no type that is refused."""
+    (action, reason), thing = RULES[kind], {"type": kind, "note": "readable"}
+    hi = {"role": "user", "content": "hi"}
+    body: dict[str, Any] = {"input": [hi, thing]}
+    if translation is MessagesTranslation:
+        body = {"max_tokens": 5, "messages": [hi, {"role": "assistant", "content": [thing]}]}
+    if action == REFUSED and translation is ResponsesTranslation:
+        with pytest.raises(GatewayError, match=reason) as caught:
+            translated(translation, **body)
+        assert caught.value.status == 400
+    else:
+        request = translated(translation, **body)
+        assert request.left_out == [f"{kind}: {reason}"]
+        assert b"readable" not in request.body
 
 
 def test_omissions_are_bounded() -> None:
