@@ -377,6 +377,7 @@ class UpstreamClient:
             attempt.close()
             if not call.repeatable:
                 raise ReplicaFailure("reset", "the replica closed an idle connection with a 408")
+        limits = limits.after(spent_s + reused.since_sent_s)
         try:
             attempt = await _answer(upstream, await pool.connect(limits.connect_s), head, call, limits)
         except ReplicaFailure as second:

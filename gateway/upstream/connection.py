@@ -343,6 +343,11 @@ class Connection(asyncio.Protocol):
         if answer.complete or (body and not self._sink):
             self._wake()
 
+    @property
+    def since_sent_s(self) -> float:
+        """Seconds since the last call was sent."""
+        return self._loop.time() - self._sent_at
+
     def pause_writing(self) -> None:
         self._sending.pause()
         if self.on_hold:

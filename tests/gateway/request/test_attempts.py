@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import aiohttp
+import orjson
 import pytest
 from msgspec.structs import replace
 
 from bench.measure.ports import free_port
+from gateway.app import compose
+from gateway.core import Surroundings
 from gateway.dialects.events.first_event import MAX_FIRST
 from gateway.dialects.openai.stream import first_event
 from gateway.request.attempts import require_good_begin
 from gateway.request.retries import RetryBudget
 from gateway.upstream.resolver import Resolver
-from tests.gateway.conftest import BODY, Running, eventually, running
+from tests.gateway.composed import CHAT
+from tests.gateway.conftest import BODY, LOGGED, Running, config_over, eventually, running
 from tests.support.compiled import uncompiled
 from tests.support.configs import load
 from tests.support.fakes import (
@@ -31,6 +36,7 @@ from tests.support.fakes import (
     answers,
     chunk,
     dies,
+    dies_now,
     event,
     hangs,
     http,
@@ -38,6 +44,7 @@ from tests.support.fakes import (
     streams,
     writes,
 )
+from tests.support.in_memory import BytesReply, BytesRequest
 from tests.support.tiers import gate
 
 TURNS = {"routing": {"policy": "round_robin"}}
@@ -346,6 +353,46 @@ async def test_what_failed_after_a_limit_of_ours_has_nobody_to_be_compared_with(
         assert {code for code, _, _ in codes} == {504}, "the limit is for all attempts together"
         assert (len(one.requests), len(two.requests)) == (12, 6)
         assert await cut_off(run) == 0
+
+
+async def test_the_second_attempt_has_the_rest_of_the_first_ones_time() -> None:
+    """The first one takes all of it, by the gateway's clock; the second one would wait for ever."""
+    ahead, late = 0.0, list[str]()
+
+    async def late_then_silent(name: str, _request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        nonlocal ahead
+        if late and name not in late:
+            await asyncio.Event().wait()
+        late.append(name)
+        ahead = 400.0
+        dies_now(writer)
+
+    async with FakeReplica([partial(late_then_silent, "one")]) as one, FakeReplica([partial(late_then_silent, "two")]) as two:
+        around = Surroundings(clock=lambda: time.monotonic() + ahead)
+        gateway = compose(config_over(one, two, timeouts={"total_s": 300}, **TURNS), LOGGED, around)
+        async with gateway.background(), asyncio.timeout(40):
+            reply = await gateway.lifecycle.serve(BytesRequest(orjson.dumps(BODY), CHAT))
+        assert isinstance(reply, BytesReply)
+        assert reply.status == 504
+        assert b"timeouts.total_s" in reply.body
+
+
+async def test_a_call_that_is_repeated_on_a_fresh_connection_has_the_rest_of_its_time() -> None:
+    async def late(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.1)
+        dies_now(writer)
+
+    async with (
+        FakeReplica([answers(), late, hangs(asyncio.Event())]) as replica,
+        running(replica, timeouts={"total_s": 600}) as run,
+    ):
+        assert (await run.post())[0] == 200
+        second = asyncio.create_task(run.post())
+        await eventually(lambda: len(replica.requests) == 3)
+        (connection,) = run.gateway.upstream._upstreams[replica.url].pool._busy
+        assert connection._limits.left_s < 600 - 0.1
+        second.cancel()
+        await asyncio.wait([second])
 
 
 # -- what nobody else was asked
