@@ -2,7 +2,7 @@
 
 A read returns up to 256 KiB, most of which is cheap to pass on. But each line end may end a chunk, a header or an event, which
 costs work: a peer that sends little else could block the event loop for a second. So could many connections with little data
-each: `Turns` bounds the time of all of them together.
+each: `Turns` bounds the time of all of them together, and `shares.py` the time that the bodies of one client take.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from gateway.shares import LoopShares
 
 AT_ONCE: Final = 4096  # bytes that are always parsed at once
 SMALL: Final = 512  # bytes parsed at once even while `Turns` is busy: a probe or a scrape
@@ -29,14 +31,19 @@ T = TypeVar("T")
 class Turns:
     """Queue of long work of all connections of one event loop. Once work has taken ALL_S in a turn of the loop, no further work
     starts in that turn; the rest is queued for the next turns, FIFO. Running work is not interrupted.
+
+    client: whose share of the loop the work takes (`shares.py`); "": nobody's.
     """
 
-    __slots__ = ("_spent_s", "_waiting", "free")
+    __slots__ = ("_locks", "_shares", "_spent_s", "_thread", "_waiting", "free")
 
     def __init__(self) -> None:
         self._waiting = deque[Callable[[], object]]()
         self._spent_s = 0.0  # since the budget was last exceeded, possibly over several turns
         self.free = True  # work may run at once and be reported by `spent`
+        self._shares = LoopShares()
+        self._thread = asyncio.Lock()  # held during a call outside of the loop
+        self._locks = WeakValueDictionary[str, asyncio.Lock]()  # by client; held from its turn to the end of its call
 
     def spent(self, seconds: float) -> None:
         """Report work that ran at once."""
@@ -50,20 +57,46 @@ class Turns:
         if self.free:
             self._rest()
 
-    async def take(self, work: Callable[[], T]) -> T:
+    def charge(self, client: str, seconds: float) -> None:
+        """Count work for a body of this client that has just ended."""
+        self._shares.spent(client, seconds, time.perf_counter())
+
+    def exceeds_share(self, client: str) -> bool:
+        """True if the further work for large bodies of this client belongs outside of the loop."""
+        return self._shares.is_used_up(client, time.perf_counter())
+
+    async def take(self, work: Callable[[], T], client: str = "") -> T:
         """Call `work` now if there is time left in this turn, else later. Returns or raises its result."""
         if self.free:
             begin = time.perf_counter()
             try:
-                return work()
+                return self._charged(work, client)
             finally:
                 self.spent(time.perf_counter() - begin)
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self.later(partial(_settle, [done], work))
+        self.later(partial(_settle, [done], partial(self._charged, work, client)))
         try:
             return await done
         finally:
             del done  # breaks a cycle: its error refers to this frame
+
+    async def outside(self, work: Callable[[], T], client: str) -> T:
+        """Call `work`, which releases the GIL most of the time, in a thread: one call at a time, of clients in turn. Returns or
+        raises its result.
+        """
+        own = self._locks.get(client)
+        if own is None:
+            own = self._locks[client] = asyncio.Lock()
+        async with own, self._thread:
+            return await asyncio.to_thread(work)
+
+    def _charged(self, work: Callable[[], T], client: str) -> T:
+        begin = time.perf_counter()
+        try:
+            return work()
+        finally:
+            if client:
+                self.charge(client, time.perf_counter() - begin)
 
     def _rest(self) -> None:
         asyncio.get_running_loop().call_soon(self._turn)

@@ -4,7 +4,7 @@ The cost of a body depends on its number of values more than on its length. A bo
 have too many values (UNCOUNTED_BYTES: 0.5 ms; 10 to 20 ms if it is all brackets), or if it has at most INLINE_BYTES and
 INLINE_STRUCTURE values. Counting takes 0.5 ms/MiB, parsing 1 to 3 ms/MiB of text, and 15 to 40 ms for the worst of such bodies
 (an object with 131,000 different names, 64,000 nested objects). If many bodies arrive at once, `Turns` spreads them over turns
-of the loop, and a client that takes more than its share of the loop has its bodies above SMALL_BYTES parsed elsewhere
+of the loop, and a client that takes more than its share of the loop has its bodies above SMALL_BYTES parsed in the process
 (`shares.py`). Building the prompt is bounded by MAX_PARTS, checked before the fields of a message or a list of parts are read:
 a body with more parts costs little more than its parsing.
 
@@ -33,7 +33,6 @@ from gateway.dialects.responses.create_message import CreateMessage, created
 from gateway.dialects.responses.references import Reference, references_in
 from gateway.parser import wire
 from gateway.parser.process import ParserProcess
-from gateway.parser.shares import LoopShares
 from gateway.turns import Turns, turns_of
 
 SMALL_BYTES: Final = 16 << 10
@@ -54,7 +53,6 @@ class Parsing:
     def __init__(self, process: ParserProcess, block_bytes: int, block_tokens: int) -> None:
         self.process = process
         self.outliner = Outliner()
-        self.shares = LoopShares()
         self._block_bytes = block_bytes
         self._block_tokens = block_tokens
         self._turns: Turns | None = None
@@ -71,15 +69,17 @@ class Parsing:
         free, else await `in_turn`. aliases: of models; the request gets the model's own name. client: whose share of the loop
         it takes.
         """
-        begin = time.perf_counter()
-        if len(raw) > SMALL_BYTES and self.shares.is_used_up(client, begin) and not dialect.is_opaque(raw):
+        large = len(raw) > SMALL_BYTES
+        if large and self.turns.exceeds_share(client) and not dialect.is_opaque(raw):
             return None
+        begin = time.perf_counter()
         try:
             return _in_loop(dialect, raw, aliases, self.outliner)
         finally:
-            end = time.perf_counter()
-            self.turns.spent(end - begin)
-            self.shares.spent(client, end - begin, end)
+            took_s = time.perf_counter() - begin
+            self.turns.spent(took_s)
+            if large:
+                self.turns.charge(client, took_s)
 
     async def in_turn(
         self, dialect: Dialect, raw: bytes, aliases: Aliases | None = None, client: str = ""
@@ -123,26 +123,30 @@ class Parsing:
 
         Raises GatewayError 400 if it is no request, and the errors of `parse`.
         """
-        if is_quick(message):
-            found = await self.turns.take(partial(created, message))
+        if self.is_quick(message, client):
+            found = await self.turns.take(partial(created, message), client)
         else:
             found = CreateMessage(*await self.process.run((wire.CREATE,), message, client))
         return found, await edited(message, found.edits)
 
     async def members(self, body: bytes, client: str = "") -> Members:
         """The positions of the members of a valid JSON object. client: as for `parse`. Raises the errors of `parse`."""
-        if len(body) <= _SCANNED_INLINE_BYTES:
-            return read_object(body)
+        if len(body) <= (SMALL_BYTES if self.turns.exceeds_share(client) else _SCANNED_INLINE_BYTES):
+            return await self.turns.take(partial(read_object, body), client)
         return Members(body, *await self.process.run((wire.MEMBERS,), body, client))
 
     async def references(self, body: bytes, client: str = "") -> list[Reference]:
         """The references to stored items in a body. client: as for `parse`. Raises GatewayError 400, and the errors of
         `parse`.
         """
-        if len(body) <= _SCANNED_INLINE_BYTES:
-            return references_in(body)
+        if len(body) <= (SMALL_BYTES if self.turns.exceeds_share(client) else _SCANNED_INLINE_BYTES):
+            return await self.turns.take(partial(references_in, body), client)
         (found,) = await self.process.run((wire.REFERENCES,), body, client)
         return list(found)
+
+    def is_quick(self, raw: bytes, client: str) -> bool:
+        """True if the event loop may parse this JSON text of the client."""
+        return is_quick(raw) and (len(raw) <= SMALL_BYTES or not self.turns.exceeds_share(client))
 
 
 def continued(continuation: Continuation | None, body: bytes, so_far: FinishedAnswer) -> bytes | None:

@@ -235,10 +235,9 @@ class Operator:
 
     async def _parse(self, dialect: Dialect, request: ClientRequest, raw: bytes, caller: Caller) -> ApiRequest:
         """Parse as for a real request: aliases are replaced."""
-        aliases = self._live.aliases
-        api = await self._parsing.in_turn(dialect, raw, aliases)
+        aliases, client = self._live.aliases, request.lease.account.client
+        api = await self._parsing.in_turn(dialect, raw, aliases, client)
         if api is None:
-            client = request.lease.account.client
             api = await self._parsing.parse(dialect, raw, scope_of(self._live, caller), client, aliases)
         if not (api.model or dialect.strict):
             await find_outside(api, request.headers.get("Content-Type") or "", request.target, aliases)

@@ -36,7 +36,7 @@ async def parse_again(
     parsing_: Parsing, dialect: Dialect, lease: MemoryLease, body: bytes, scope: tuple[str, ...], aliases: Aliases
 ) -> ApiRequest:
     """Parses the body again, with these aliases replaced. Raises GatewayError."""
-    api = await parsing_.in_turn(dialect, body, aliases)
+    api = await parsing_.in_turn(dialect, body, aliases, lease.account.client)
     if api is not None:
         return api
     with parsing(lease, len(body)):

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
-from gateway.dialects.json_structure import is_quick
 from gateway.dialects.responses.conversation import ConversationFields, parse_fields
 from gateway.dialects.responses.items import input_items, listed, picked
 from gateway.parser import wire
@@ -25,21 +24,21 @@ class StoredItems:
 
     async def picked(self, joined: bytes, ids: Collection[str], places: Mapping[str, int], client: str) -> dict[str, bytes]:
         """The items (JSON) with these ids (`responses/items.py`)."""
-        if is_quick(joined):
-            return await self._parsing.turns.take(partial(picked, joined, ids, places))
+        if self._parsing.is_quick(joined, client):
+            return await self._parsing.turns.take(partial(picked, joined, ids, places), client)
         (found,) = await self._parsing.process.run((wire.PICK, list(ids), dict(places)), joined, client)
         return dict(found)
 
     async def conversation_fields(self, body: bytes, client: str) -> ConversationFields:
         """The fields of a request to `/v1/conversations`. Also raises GatewayError 400."""
-        if is_quick(body):
-            return await self._parsing.turns.take(partial(parse_fields, body))
+        if self._parsing.is_quick(body, client):
+            return await self._parsing.turns.take(partial(parse_fields, body), client)
         return ConversationFields(*await self._parsing.process.run((wire.GIVEN,), body, client))
 
     async def listed(self, joined: bytes, max_items: int, client: str) -> list[tuple[str, bytes]] | None:
         """The id of each item, and the item in the form of lists (JSON). None: more than max_items, or nested too deeply."""
-        if is_quick(joined):
-            return await self._parsing.turns.take(partial(listed, joined, max_items))
+        if self._parsing.is_quick(joined, client):
+            return await self._parsing.turns.take(partial(listed, joined, max_items), client)
         found: list[tuple[str, bytes]] | None = (await self._parsing.process.run((wire.LIST, max_items), joined, client))[0]
         return found
 
@@ -51,8 +50,8 @@ class StoredItems:
         pieces = [piece for _, given_items, made in turns for piece in (given_items, made)]
         pieces[-1] = b""  # the answer of the last turn is no input
         joined, ids, sizes = b"".join(pieces), [id_ for id_, _, _ in turns], list(map(len, pieces))
-        if is_quick(joined):
-            return await self._parsing.turns.take(partial(input_items, joined, ids, sizes, query))
+        if self._parsing.is_quick(joined, client):
+            return await self._parsing.turns.take(partial(input_items, joined, ids, sizes, query), client)
         (page,) = await self._parsing.process.run((wire.PAGE, ids, sizes, dict(query)), joined, client)
         return bytes(page)
 

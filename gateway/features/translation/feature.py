@@ -11,5 +11,5 @@ from gateway.features.translation.forms import OPERATION, ChatForms
 
 def install(core: Core) -> None:
     core.parsing.process.operations[OPERATION] = "gateway.features.translation.jobs:translate"
-    core.extensions.forms.append(ChatForms(core.parsing.process).of)
+    core.extensions.forms.append(ChatForms(core.parsing).of)
     core.extensions.substitutes.append(TokenEstimates(core.router, core.replies).answer)

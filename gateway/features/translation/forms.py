@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from gateway.dialects.dialect import Answers
@@ -14,7 +15,7 @@ from gateway.features.translation.answers import TranslatedAnswers
 from gateway.features.translation.table import TRANSLATIONS
 from gateway.features.translation.translation import CHAT_PATH, TranslatedRequest
 from gateway.fleet.state import ReplicaState
-from gateway.parser.process import ParserProcess
+from gateway.parser.parsing import SMALL_BYTES, Parsing
 from gateway.request.exchange import Exchange, RewrittenRequest
 from gateway.request.forms import Form
 from gateway.upstream.client import ReplicaCall
@@ -34,20 +35,19 @@ class AdaptedForm(Form):
 class TranslatedForm(Form):
     """A request of another dialect, translated to chat."""
 
-    def __init__(self, process: ParserProcess) -> None:
-        self._process = process
+    def __init__(self, parsing: Parsing) -> None:
+        self._parsing = parsing
 
     async def prepare(self, exchange: Exchange) -> None:
         """Raises GatewayError 400 for fields that chat cannot express, 500 or 503 if a large body could not be parsed."""
         if exchange.rewritten is not None:
             return
-        name, body = exchange.dialect.name, exchange.api.body
-        translation = TRANSLATIONS[name]
-        if len(body) <= _INLINE_BYTES:
-            request = translation.request(body)
+        name, body, client = exchange.dialect.name, exchange.api.body, exchange.request.lease.account.client
+        translation, parsing = TRANSLATIONS[name], self._parsing
+        if len(body) <= (SMALL_BYTES if parsing.turns.exceeds_share(client) else _INLINE_BYTES):
+            request = await parsing.turns.take(partial(translation.request, body), client)
         else:
-            client = exchange.request.lease.account.client
-            request = TranslatedRequest(*await self._process.run((OPERATION, name), body, client))
+            request = TranslatedRequest(*await parsing.process.run((OPERATION, name), body, client))
         if request.left_out:
             record = exchange.record
             record.fields = {**(record.fields or {}), "left_out": list(request.left_out)}
@@ -72,9 +72,9 @@ class TranslatedForm(Form):
 class ChatForms:
     """Chooses the form for a replica."""
 
-    def __init__(self, process: ParserProcess) -> None:
+    def __init__(self, parsing: Parsing) -> None:
         self._adapted = AdaptedForm()
-        self._translated = TranslatedForm(process)
+        self._translated = TranslatedForm(parsing)
 
     def of(self, exchange: Exchange, replica: ReplicaState, now: float) -> Form | None:
         """The form for this replica. None: no translation is needed."""

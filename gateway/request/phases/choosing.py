@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from gateway.config.live import Live
 from gateway.dialects.salts import require_saltable, tenant_salt
 from gateway.dialects.table import computes
 from gateway.fleet.directory import Fleet
+from gateway.parser.parsing import SMALL_BYTES
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Extensions
 from gateway.request.notes import CHOOSE
 from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.phases.scopes import prompt_of
 from gateway.telemetry.metrics import Metrics
+from gateway.turns import turns_of
 from router import Router
 
 
@@ -68,7 +71,10 @@ class ChoosePhase:
         timed = api.metered and api.stream and api.countable and not api.images  # engines encode images before the prefill
         booking = self._router.choose(prompt, live, begun, silent=not timed)
         decision = booking.decision
-        self._metrics.routing_seconds.observe((), self._clock() - begun)
+        took_s = self._clock() - begun
+        self._metrics.routing_seconds.observe((), took_s)
+        if len(api.body) > SMALL_BYTES:  # most of it for the block keys
+            turns_of(asyncio.get_running_loop()).charge(exchange.request.lease.account.client, took_s)
         self._metrics.routing.add((self._router.policy_name, decision.reason))
         exchange.book(booking)
         record.placement.reason = decision.reason

@@ -1,6 +1,6 @@
 """Decompresses a request's body, slice by slice, with bounds on its size. Pure.
 
-A kilobyte of gzip may expand to a megabyte, a megabyte to a gigabyte. So no call makes more than SLICE bytes, and a body may
+A kilobyte of gzip may expand to a megabyte, a megabyte to a gigabyte. So no call makes more than a slice, and a body may
 exceed neither the limit of bodies nor, beyond RATIO_FROM bytes, RATIO times its compressed size. JSON of prompts shrinks to a
 third or a tenth, a list of equal numbers to a hundredth at most.
 """
@@ -19,6 +19,7 @@ DEFLATE: Final = "deflate"
 CODINGS: Final[Mapping[str, str]] = MappingProxyType({"gzip": GZIP, "x-gzip": GZIP, "deflate": DEFLATE})  # RFC 9110, 8.4.1
 
 SLICE: Final = 1 << 18
+THREAD_SLICE: Final = 1 << 20  # in a thread, to which each call has to be handed over
 INFLATER_BYTES: Final = 48 << 10  # memory of a decompressor without its output: zlib's window and tables
 RATIO: Final = 100
 RATIO_FROM: Final = 1 << 20
@@ -48,16 +49,21 @@ class Inflater:
             raise self._too_large()
         self._rest = self._rest + data if self._rest else data
 
-    def take(self) -> bytes:
-        """The next bytes, at most SLICE; b"" if more input is needed."""
+    @property
+    def idle(self) -> bool:
+        """True if `take` needs more input."""
+        return not (self._rest or self._cut)
+
+    def take(self, most: int = SLICE) -> bytes:
+        """The next bytes, at most `most`; b"" if more input is needed."""
         while self._rest or self._cut:
             stream = self._stream or self._next_stream()
             try:
-                made = stream.decompress(self._rest, SLICE)
+                made = stream.decompress(self._rest, most)
             except zlib.error as error:
                 raise _broken() from error
             # A truncated output may leave data inside the decompressor although all input was consumed.
-            self._cut = len(made) == SLICE and not stream.eof
+            self._cut = len(made) == most and not stream.eof
             if stream.eof:
                 self._rest, self._stream = stream.unused_data, None
             else:

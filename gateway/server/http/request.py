@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from io import BytesIO
 from typing import Final, Protocol
 from urllib.parse import parse_qsl
@@ -19,7 +20,7 @@ from urllib.parse import parse_qsl
 from gateway.admission.memory import MemoryLease, holding, peak_of
 from gateway.errors import GatewayError, over_budget
 from gateway.request.client import Caller, ClientRequest, caller_of
-from gateway.server.http.inflate import INFLATER_BYTES, Inflater
+from gateway.server.http.inflate import INFLATER_BYTES, THREAD_SLICE, Inflater
 from gateway.server.http.request_head import CACHED_BYTES, HEAD_COPIES, UNKNOWN_CODING, HeaderFields, RequestStart, invalid_http
 from gateway.server.http.response import HttpReply, ReplyConnection
 from gateway.turns import turns_of
@@ -185,6 +186,7 @@ class HttpRequest(ClientRequest):
     async def _inflated(self, pieces: deque[bytes], inflater: Inflater) -> bytes:
         """Decompress slice by slice while bytes arrive, in turns with other requests."""
         made, lease, turns = BytesIO(), self.lease, turns_of(asyncio.get_running_loop())
+        client, in_thread = lease.account.client, partial(inflater.take, THREAD_SLICE)
         while True:
             if self._refusal:
                 raise self._refusal
@@ -195,7 +197,9 @@ class HttpRequest(ClientRequest):
                 continue
             piece = pieces.popleft()
             inflater.feed(piece)
-            while part := await turns.take(inflater.take):
+            while not inflater.idle:
+                beyond = turns.exceeds_share(client)
+                part = await (turns.outside(in_thread, client) if beyond else turns.take(inflater.take, client))
                 if not lease.grow(len(part)):
                     raise over_budget(lease.held + len(part), lease.account.largest)
                 made.write(part)

@@ -1,7 +1,9 @@
-"""Time of the event loop that parsing takes for each client.
+"""Time of the event loop that the bodies of each client take.
 
-A client that has taken more than SHARE of the time, after BURST_S at once, has its next large bodies parsed in the parser
-process, where clients take turns: otherwise bodies just below its bounds would fill the loop. Pure: time is an argument.
+A client that has taken more than SHARE of the time, after BURST_S at once, has the further work for its large bodies done
+outside of the loop, where clients take turns: in the parser process, or for decompression in a thread. Otherwise bodies just
+below the bounds would fill the loop. Small bodies stay in the loop: to hand them over would cost as much. Pure: time is an
+argument.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from typing import Final
 
 SHARE: Final = 0.1
 BURST_S: Final = 0.1
-COUNTED_S: Final = 0.001  # shorter work is not counted
 MAX_CLIENTS: Final = 1024
 
 
@@ -28,8 +29,6 @@ class LoopShares:
 
     def spent(self, client: str, seconds: float, now: float) -> None:
         """Counts the work of `seconds` that ends now."""
-        if seconds < COUNTED_S:
-            return
         found = self._debts.get(client)
         self._debts[client] = (seconds if found is None else _left(found, now) + seconds, now)
         if len(self._debts) > MAX_CLIENTS:
