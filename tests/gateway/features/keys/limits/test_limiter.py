@@ -178,6 +178,37 @@ def test_several_processes_do_not_admit_more_than_there_is(seed: int, number: in
                 limiters[which].merge(str(other), sent[other], 0.0)
 
 
+@given(st.integers(0, 2**32), st.integers(2, 4))
+def test_several_gateways_exceed_a_budget_by_what_they_have_not_told_each_other(seed: int, number: int) -> None:
+    """A database tells them what was spent, but not what is reserved. Each spends the rest that it knows, and one request."""
+    chance, budget, most = random.Random(seed), 10_000, 400
+    gateways, open_ = [Limiter() for _ in range(number)], [list[tuple[Reservation, int]]() for _ in range(number)]
+    spent, told = [0] * number, [0] * number
+    for _ in range(20):
+        for _ in range(chance.randrange(60)):
+            which, money = chance.randrange(number), chance.randrange(1, most)
+            alone = not any(one.open for one, _ in open_[which])
+            known = sum(told) - told[which] + spent[which] + sum(price for one, price in open_[which] if one.open)
+            before = len(open_[which])
+            _try(gateways[which], money, open_[which])
+            if len(open_[which]) > before:
+                assert known < budget if alone else known + money <= budget
+            else:
+                assert known >= budget or not alone
+        for which, running in enumerate(open_):
+            for one, money in running:
+                if one.open and chance.random() < 0.5:
+                    one.settle(0, 0, money, at())
+                    spent[which] += money
+        if chance.random() < 0.5:
+            sent = [gateway.unwritten(DAY) for gateway in gateways]
+            told = list(spent)
+            for which, other in itertools.permutations(range(number), 2):
+                gateways[which].merge(str(other), sent[other], 0.0, first=True)
+                gateways[which].release_process(str(other))  # a database has no reservations
+    assert sum(money for running in open_ for _, money in running) <= number * (budget + most)
+
+
 def _try(limiter: Limiter, money: int, open_: list[tuple[Reservation, int]]) -> None:
     """One request of this price."""
     try:
