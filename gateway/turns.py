@@ -35,14 +35,14 @@ class Turns:
     client: whose share of the loop the work takes (`shares.py`); "": nobody's.
     """
 
-    __slots__ = ("_locks", "_shares", "_spent_s", "_thread", "_waiting", "free")
+    __slots__ = ("_locks", "_one", "_shares", "_spent_s", "_waiting", "free")
 
     def __init__(self) -> None:
         self._waiting = deque[Callable[[], object]]()
         self._spent_s = 0.0  # since the budget was last exceeded, possibly over several turns
         self.free = True  # work may run at once and be reported by `spent`
         self._shares = LoopShares()
-        self._thread = asyncio.Lock()  # held during a call outside of the loop
+        self._one = asyncio.Lock()  # held during a call outside of the loop
         self._locks = WeakValueDictionary[str, asyncio.Lock]()  # by client; held from its turn to the end of its call
 
     def spent(self, seconds: float) -> None:
@@ -87,7 +87,7 @@ class Turns:
         own = self._locks.get(client)
         if own is None:
             own = self._locks[client] = asyncio.Lock()
-        async with own, self._thread:
+        async with own, self._one:
             return await asyncio.to_thread(work)
 
     def _charged(self, work: Callable[[], T], client: str) -> T:

@@ -121,7 +121,7 @@ async def test_one_call_of_each_client_waits_for_the_thread() -> None:
         return work
 
     calls = [asyncio.create_task(turns.outside(noted(name), name[0])) for name in ("a1", "a2", "a3", "b1")]
-    await eventually(turns._thread.locked)
+    await eventually(turns._one.locked)
     hold.set()
     assert await asyncio.gather(*calls) == ["a1", "a2", "a3", "b1"]
     assert order == ["a1", "b1", "a2", "a3"]
