@@ -59,7 +59,8 @@ class Turns:
 
     def charge(self, client: str, seconds: float) -> None:
         """Count work for a body of this client that has just ended."""
-        self._shares.spent(client, seconds, time.perf_counter())
+        if client:
+            self._shares.spent(client, seconds, time.perf_counter())
 
     def exceeds_share(self, client: str) -> bool:
         """True if the further work for large bodies of this client belongs outside of the loop."""
@@ -95,8 +96,7 @@ class Turns:
         try:
             return work()
         finally:
-            if client:
-                self.charge(client, time.perf_counter() - begin)
+            self.charge(client, time.perf_counter() - begin)
 
     def _rest(self) -> None:
         asyncio.get_running_loop().call_soon(self._turn)
