@@ -61,7 +61,8 @@ class DocumentStore:
             self._sizes.add(connection, owner, len(document.document) + len(document.entry) + ROW)
             row = {"name": name, "version": version, "document": document.document, "entry": document.entry}
             connection.execute(insert(workflows).values(owner=owner, created_at=now, **row))
-            _remove(connection, owner, and_(_is(owner, name), workflows.c.version <= version - MAX_VERSIONS))
+            if version > MAX_VERSIONS:
+                _remove(connection, owner, and_(_is(owner, name), workflows.c.version <= version - MAX_VERSIONS))
             return StoredVersion(version, last.entry if last is not None else b"")
 
         return await self._database.write(work)

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from gateway.database.database import Database
 from gateway.features.histories.records import StoreFullError
-from gateway.features.histories.sizes import OWNER_SHARE, StoredSizes
+from gateway.features.histories.sizes import OWNER_SHARE, StoredSizes, change
 from gateway.features.histories.tables import ROW, TABLES, sizes, versions
 from gateway.features.workflows.stored.records import (
     MAX_NAMES,
@@ -37,6 +37,18 @@ async def documents(url: str, max_bytes: int = 0) -> AsyncIterator[DocumentStore
 
 def document(text: str, name: str = "support") -> StoredDocument:
     return StoredDocument(name, 0, text.encode(), b"entry of " + text.encode())
+
+
+async def filled(store: DocumentStore, rows: list[tuple[str, int]]) -> None:
+    """An owner with these names and versions, in one transaction."""
+
+    def work(connection: Connection) -> None:
+        for name, version in rows:
+            row = {"owner": "o", "name": name, "version": version, "created_at": 1.0, "document": b"x", "entry": b"y"}
+            connection.execute(insert(workflows).values(row))
+        change(connection, "o", len(rows) * (2 + ROW))
+
+    await store._database.write(work)
 
 
 async def agrees(store: DocumentStore, owner: str = "o") -> None:
@@ -88,8 +100,11 @@ async def test_an_owner_sees_its_own_workflows(url: str) -> None:
 
 async def test_the_oldest_versions_are_removed(url: str) -> None:
     async with documents(url) as store:
-        for number in range(1, MAX_VERSIONS + 3):
-            await store.put("o", document(str(number)))
+        await filled(store, [("support", number) for number in range(1, MAX_VERSIONS + 1)])
+        assert (await store.put("o", document("a"))).version == MAX_VERSIONS + 1
+        assert await store.get("o", "support", 1) is None
+        assert await store.get("o", "support", 2)
+        await store.put("o", document("b"))
         assert await store.get("o", "support", 2) is None
         assert await store.get("o", "support", 3)
         await agrees(store)
@@ -97,11 +112,10 @@ async def test_the_oldest_versions_are_removed(url: str) -> None:
 
 async def test_the_names_and_the_bytes_of_an_owner_have_a_maximum(url: str) -> None:
     async with documents(url) as store:
-        for number in range(MAX_NAMES - 5):
-            await store.put("o", document("x", name=f"n{number}"))
-        made = [store.put("o", document("x", name=f"m{number}")) for number in range(10)]
-        results = await asyncio.gather(*made, return_exceptions=True)
-        assert sum(isinstance(each, TooManyWorkflowsError) for each in results) == 5
+        await filled(store, [(f"n{number}", 1) for number in range(MAX_NAMES - 1)])
+        await store.put("o", document("x", name="the last"))
+        with pytest.raises(TooManyWorkflowsError):
+            await store.put("o", document("x", name="another"))
         assert len(await store.entries("o")) == MAX_NAMES
         await store.put("o", document("y", name="n1"))
         await store.put("other", document("x"))
