@@ -31,7 +31,7 @@ from tests.gateway.features.workflows.background.test_background_runs import BOD
 from tests.gateway.features.workflows.test_runs import CHAT, RUNS, TEXT, USER, document
 from tests.support.fakes import FakeReplica, http, writes
 from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
-from tests.support.tiers import nightly
+from tests.support.tiers import gate
 
 JUMP = 1 << 20
 TWO_BODY = {**BODY, "workflow": TWO}
@@ -214,10 +214,11 @@ def recorded_steps(folder: Path) -> dict[str, set[str]]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=nightly("two kills of six runs each are in the gate"))])
-async def test_killed_gateways_lose_no_run_and_no_recorded_step_runs_twice(tmp_path: Path, kills: int) -> None:
-    chance = random.Random(41)
-    for at in range(kills):
+@gate("0", reason="two kills of six runs each; all ten seeds are 120 runs")
+@pytest.mark.parametrize("seed", range(10))
+async def test_killed_gateways_lose_no_run_and_no_recorded_step_runs_twice(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    for at in range(2):
         folder = tmp_path / f"{at}"
         os.mkdir(folder)
         await killed_at_a_random_moment(folder, chance)
