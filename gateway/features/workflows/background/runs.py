@@ -27,6 +27,8 @@ from gateway.features.histories.histories import full, unavailable
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.records import StoreFullError
 from gateway.features.runs.beginning import places_full
+from gateway.features.runs.event_log import Logs
+from gateway.features.runs.places import RunPlaces
 from gateway.features.runs.runs import Runs
 from gateway.features.runs.watching import WatchedRuns
 from gateway.features.workflows.background.background_run import BackgroundRun
@@ -55,6 +57,7 @@ from gateway.features.workflows.running.run_order import RunOrder, RunServices
 from gateway.request.client import ClientRequest
 from gateway.request.exchange import Exchange
 from gateway.request.owner import owner
+from gateway.telemetry.notices import Notices
 
 if TYPE_CHECKING:
     from gateway.features.workflows.background.store import WorkflowRunStore
@@ -80,8 +83,9 @@ class BackgroundRuns:
     def __init__(self, core: Core, services: RunServices, recent: RecentRuns) -> None:
         self.runner = uuid4().hex
         self.watched = WatchedRuns()
-        self.logs = core[Runs].logs
-        self._places = core[Runs].places
+        runs = core.part(Runs)  # of the same feature as the store
+        self.logs = runs.logs if runs is not None else Logs()
+        self._places = runs.places if runs is not None else RunPlaces(0, 0)
         self._state: LazyStore[Any] | None = core.part(LazyStore)
         self._core = core
         self._services = services
@@ -91,7 +95,8 @@ class BackgroundRuns:
         self._runs: dict[RunKey, BackgroundRun] = {}
         self._withdrawals = set[asyncio.Task[None]]()
         self._closing = False
-        self._renewed = self._looked = 0.0
+        self._renewed = self._looked = -LOOK_S
+        self._notices = Notices(core.clock, most=1)
         core.work.finishes.append(self.close)
 
     def __len__(self) -> int:
@@ -114,8 +119,9 @@ class BackgroundRuns:
             state = await self._state.get()
             from gateway.features.workflows.background.store import WorkflowRunStore
 
-            store = self._store = WorkflowRunStore(state.database, state.sizes, state.ttl_s, self._core.wall_clock)
-            self._state.sweeps.append(store.purge)
+            if self._store is None:  # else another request has opened it in the meantime
+                self._store = WorkflowRunStore(state.database, state.sizes, state.ttl_s, self._core.wall_clock)
+                self._state.sweeps.append(self._store.purge)
         return self._store
 
     # -- starts
@@ -238,7 +244,8 @@ class BackgroundRuns:
                 try:
                     await self._synchronize(await self.open())
                 except StoreFailed as failure:
-                    log.warning("background runs cannot be compared with the store", extra={"reason": str(failure)})
+                    text = "background runs of workflows cannot be compared with the store"
+                    self._notices.say("store", log.warning, text, {"reason": str(failure)})
             self.logs.expire(self._core.clock())
             await asyncio.sleep(TICK_S)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +246,24 @@ async def test_it_is_purged_with_the_rest_after_its_time(tmp_path: Path) -> None
             now[0] += 101
             assert (await asked(run, "GET", id_))[0] == 404
             assert [await store.purge(), await store.purge()] == [1, 0]
+
+
+async def test_another_gateway_on_the_store_follows_and_cancels_it(tmp_path: Path) -> None:
+    async with AsyncExitStack() as gateways:
+        scripted, run = await gateways.enter_async_context(stored_runs(tmp_path, ScriptedAnswer("x", None), holds=True))
+        other = await gateways.enter_async_context(running(scripted.replica, state=kept_in(tmp_path)))
+        ids = [await begun(run) for _ in range(2)]
+        await eventually(lambda: len(scripted.held) == 2)
+        assert (await asked(other, "GET", ids[0]))[1]["status"] in ("queued", "running")
+        following = asyncio.create_task(other.session.get(f"{other.url}{RUNS}/{ids[0]}?stream=true"))
+        watched = other.gateway[WorkflowEndpoint].api.background.watched
+        await eventually(lambda: len(watched))
+        got, found = await asked(other, "POST", f"{ids[0]}/cancel")
+        assert (got, found["status"]) == (200, "cancelled")
+        async with await following as answer:
+            ((kind, last),) = read_events(await answer.read())
+        assert (kind, last["id"], "steps" in last) == ("run.cancelled", ids[0], False)
+        assert (await asked(other, "DELETE", ids[1]))[0] == 200
+        await eventually(lambda: len(scripted.cut) == 2)
+        await eventually(lambda: run.gateway[Runs].places.taken == 0)
+        assert (await asked(run, "GET", ids[1]))[0] == 404
