@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 PATH: Final = "/v1/workflows"
 MODEL_PREFIX: Final = "workflow:"
 _BELOW: Final = f"{PATH}/"
+LOOK_S: Final = 30.0
 # Imported in a thread, with the libraries of databases.
 STORES: Final = ("gateway.features.workflows.stored.store", "gateway.features.workflows.background.store")
 
@@ -71,14 +73,16 @@ class WorkflowEndpoint:
         self.models.entries = self.api.library.model_entries()
 
     async def run_background(self) -> None:
-        """Adopts runs of gateways that have stopped, until cancelled. Begins with the first request for a workflow, unless the
-        store may have such runs.
+        """Adopts runs of gateways that have stopped, until cancelled. Begins with the first request for a workflow, or when the
+        store may have such runs, for which it is looked at every LOOK_S.
         """
         from gateway.features.workflows.background.unfinished import may_have_runs
 
-        unfinished = await asyncio.to_thread(may_have_runs, self._core[LazyStore].url)
-        if not unfinished:
-            await self._used.wait()
+        url = self._core[LazyStore].url
+        while not (unfinished := await asyncio.to_thread(may_have_runs, url)) and not self._used.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._used.wait()
         await self.api.background.run(at_once=unfinished)
 
     @property

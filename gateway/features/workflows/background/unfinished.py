@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 _SQLITE: Final = "sqlite:///"
 _QUERY: Final = "SELECT 1 FROM warmroute_workflow_runs WHERE status IN ('queued', 'running') LIMIT 1"
@@ -15,7 +16,7 @@ def may_have_runs(url: str) -> bool:
     """True for a database that only the store can read. Blocks."""
     if not url.startswith(_SQLITE):
         return True
-    path = Path(url.removeprefix(_SQLITE).partition("?")[0])
+    path = Path(unquote(url.removeprefix(_SQLITE).partition("?")[0]))
     if not path.is_file():
         return False
     try:
