@@ -18,6 +18,7 @@ from xxhash import xxh3_64_intdigest
 from gateway.features.workflows.running.messages import CallUsage
 
 PIECE: Final = 16 << 10  # bytes: longer messages are several pieces
+ROUNDING: Final = 128  # tokens: predictions end at a whole block of the index
 MAX_KEPT: Final = 8 << 20  # bytes of pieces that are compared with others; further ones are only equal or not
 
 
@@ -143,7 +144,8 @@ class Receipt:
         self.completion += usage.completion_tokens
         self.cost_usd += usage.cost_usd
         if usage.reported:
-            self._surplus += max(0, usage.cached_tokens - usage.predicted_cached)
+            surplus = usage.cached_tokens - usage.predicted_cached
+            self._surplus += surplus if surplus > ROUNDING else 0
         else:
             self._predicted += usage.cached_tokens
 

@@ -46,6 +46,7 @@ def test_a_call_that_no_engine_has_counted_shares_the_counts_of_others() -> None
     [
         (0, 1000 + 100),  # the prefix was computed for the sibling
         (900, 100 + 1000),  # for the killed call, which came first, against the prediction
+        (100, 900 + 100),  # rounding
     ],
 )
 def test_a_prefix_that_was_computed_for_a_killed_call_counts(cached: int, computed: int) -> None:
