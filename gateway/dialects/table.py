@@ -64,6 +64,8 @@ ENDPOINTS: Final[Mapping[str, bool]] = MappingProxyType(
         "/v1/files/": False,
         "/v1/batches": False,
         "/v1/batches/": False,
+        "/v1/logs": False,
+        "/v1/logs/": False,
         "/v1/workflows": False,
         "/v1/workflows/": False,
         "/tokenize": False,
@@ -76,6 +78,7 @@ ENDPOINTS: Final[Mapping[str, bool]] = MappingProxyType(
         "/classify": True,
     }
 )
+UNLOGGED: Final = "/v1/logs/"  # the rest of such a path is the name of a content
 ENGINES_OWN: Final = tuple(path for path in ENDPOINTS if not path.startswith("/v1/"))  # engines' paths outside of the API
 OTHER_ENDPOINT: Final = "other"
 BATCHES: Final = frozenset(["/v1/batches", "/v1/messages/batches"])  # a batch names its models in a file unseen by the gateway

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gateway.accounting.consumed import Consumption
 from gateway.accounting.meter import Bill
-from gateway.dialects.table import OTHER_ENDPOINT, endpoint_of
+from gateway.dialects.table import OTHER_ENDPOINT, UNLOGGED, endpoint_of
 from gateway.dialects.usage import Usage
 from gateway.errors import CLIENT_LEFT
 from router import Booking
@@ -157,7 +157,9 @@ class SettledRequest:
         self.placement = Placement()
         self.answer = AnswerRecord()
         self.spent = UsageRecord()
-        self.subject.endpoint = endpoint_of(path)
+        self.subject.endpoint = endpoint = endpoint_of(path)
+        if endpoint == UNLOGGED:
+            self.path = UNLOGGED
 
     def __repr__(self) -> str:
         return f"<SettledRequest {self.id}, {self.status}>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from gateway.database.failures import StoreError
@@ -66,13 +66,23 @@ class StoredResponse:
 @dataclass(frozen=True, slots=True)
 class FoundTurn:
     """A turn with a wanted head. at_input: its input has that head, not its answer. open: ids of the calls without a result
-    there, JSON.
+    there, JSON. expires_at: Unix seconds.
     """
 
     id: str
     form: str
     at_input: bool
     open: bytes
+    expires_at: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NextTurn:
+    """A turn that answers a log, or goes on from it. head: with its answer."""
+
+    head: str
+    status: str
+    created_at: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
-from sqlalchemy import Connection, and_, bindparam, literal, select, union_all
+from sqlalchemy import Connection, and_, bindparam, delete, literal, select, union, union_all
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.database.driver import SQLITE
 from gateway.database.failures import StoreFailed
-from gateway.features.histories.records import ExpiredObjectError, FoundTurn, StoredResponse, UnknownObjectError
+from gateway.features.histories import names
+from gateway.features.histories.records import ExpiredObjectError, FoundTurn, NextTurn, StoredResponse, UnknownObjectError
+from gateway.features.histories.sizes import release
 from gateway.features.histories.store import HistoryStore
 from gateway.features.histories.tables import ROW, frames, responses
 
@@ -67,7 +69,38 @@ class TurnStore(HistoryStore):
             if rows:
                 raise ExpiredObjectError("", self._ttl_s, max(row.expires_at for row in rows))
             raise UnknownObjectError("")
-        return [FoundTurn(row.id, row.form, bool(row.at_input), _open(row)) for row in alive]
+        return [FoundTurn(row.id, row.form, bool(row.at_input), _open(row), row.expires_at) for row in alive]
+
+    async def going_on(self, owner: str, head: str, turns: Sequence[FoundTurn]) -> Sequence[NextTurn]:
+        """The turns with an answer to the log with this head, and those that go on from it, the newest first. turns: those at
+        this head.
+        """
+        ids = {turn.id: turn.at_input for turn in turns}
+
+        def work(connection: Connection) -> Sequence[Any]:
+            return connection.execute(_NEXT, {"owner": owner, "head": head, "ids": list(ids), "now": self._clock()}).all()
+
+        rows = await self._database.read(work)
+        fitting = [row for row in rows if row.input_head == head or ids.get(row.parent) == bool(row.after_input)]
+        return [NextTurn(row.head, row.status, row.created_at) for row in fitting[:MAX_FOUND]]
+
+    async def delete_turns(self, owner: str, head: str, *, tree: bool) -> int:
+        """Deletes the turns with this head. tree: and all turns that are connected with them. Returns their number."""
+        now = self._clock()
+
+        def work(connection: Connection) -> int:
+            named = and_(responses.c.owner == owner, responses.c.head != "", responses.c.head == head)
+            roots = select(responses.c.root).where(named)
+            wanted = and_(responses.c.owner == owner, responses.c.root.in_(roots)) if tree else named
+            wanted = and_(wanted, responses.c.emptied == 0, responses.c.expires_at > now)
+            ids: Sequence[str] = connection.execute(select(responses.c.id).where(wanted)).scalars().all()
+            release(connection, responses, wanted)
+            count = connection.execute(delete(responses).where(wanted)).rowcount
+            for id_ in ids:
+                names.remove(connection, owner, id_)
+            return count
+
+        return await self._database.write(work)
 
     async def frame(self, owner: str, name: str, form: str) -> bytes:
         """The frame with this name, as members of a body (JSON). Raises UnknownObjectError."""
@@ -103,6 +136,18 @@ def _renew(dialect: Any) -> Any:
     return made.on_conflict_do_update(index_elements=["owner", "name", "form"], set_={"expires_at": made.excluded.expires_at})
 
 
+def _next() -> Any:
+    """Selects the turns with an input head, and those with one of these parents."""
+    columns = [responses.c[name] for name in ("head", "input_head", "parent", "after_input", "status", "created_at", "id")]
+    mine = and_(responses.c.owner == bindparam("owner"), responses.c.emptied == 0, responses.c.expires_at > bindparam("now"))
+    answers = select(*columns).where(mine, responses.c.input_head != "", responses.c.input_head == bindparam("head"))
+    ids = bindparam("ids", expanding=True)
+    trees = select(responses.c.root).where(responses.c.owner == bindparam("owner"), responses.c.id.in_(ids))
+    later = select(*columns).where(mine, responses.c.root.in_(trees), responses.c.parent.in_(ids), responses.c.head != "")
+    both = union(answers, later).subquery()
+    return select(both).order_by(both.c.created_at.desc(), both.c.id).limit(2 * MAX_FOUND)
+
+
 def _at() -> Any:
     """Selects the turns with a head, and those with an input head; each part names its partial index's condition."""
     columns = [responses.c[name] for name in ("id", "form", "emptied", "expires_at", "created_at", "open")]
@@ -117,6 +162,7 @@ def _at() -> Any:
 
 
 _AT: Final = _at()
+_NEXT: Final = _next()
 _ALIVE: Final = select(responses.c.id).where(
     responses.c.owner == bindparam("owner"),
     responses.c.id == bindparam("id"),

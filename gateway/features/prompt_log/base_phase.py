@@ -24,7 +24,16 @@ from gateway.features.histories.log_turn import LOG_TURN
 from gateway.features.histories.records import FoundTurn
 from gateway.features.histories.turns import TurnStore
 from gateway.features.histories.whole import WholeBodies
-from gateway.features.prompt_log.bases import Base, base_of, found_turns, frame_of, log_error, not_answering, open_calls
+from gateway.features.prompt_log.bases import (
+    HISTORY_SHARE,
+    Base,
+    base_of,
+    found_turns,
+    frame_of,
+    log_error,
+    not_answering,
+    open_calls,
+)
 from gateway.features.prompt_log.header import HEADER, Wishes, invalid, logs_off, wishes_of
 from gateway.features.prompt_log.job import own_named
 from gateway.features.prompt_log.kept_turn import KeptTurn
@@ -41,7 +50,6 @@ from gateway.request.owner import owner
 from gateway.server.http.request_head import HeaderFields
 
 OPERATION: Final = "prompt_log.own"
-HISTORY_SHARE: Final = 0.9  # of the largest body, which leaves room for the own turns
 QUICK_BYTES: Final = 1 << 18  # of a body that is named in the event loop: 1 ms, and 3 ms with so many signs
 QUICK_SIGNS: Final = 1 << 11
 _NAME: Final = HEADER.lower().encode()
@@ -182,7 +190,7 @@ class BasePhase:
         return chain
 
     async def _own(self, exchange: Exchange, form: str, chain: bytes, bases: list[list[str]], *, named: bool) -> OwnTurn:
-        """What the body adds to the log. Raises GatewayError."""
+        """The part of the log that the body has. Raises GatewayError."""
         body, lease = exchange.api.body, exchange.request.lease
         if len(body) <= QUICK_BYTES and signs(body) <= QUICK_SIGNS:
             return await self._parsing.turns.take(partial(own_named, body, form, chain, bases, named=named))

@@ -22,6 +22,7 @@ from gateway.features.histories.turns import TurnStore
 from gateway.features.prompt_log.naming.chain import DIGEST, chains_of, head_name
 from gateway.features.prompt_log.naming.forms import LATEST
 
+HISTORY_SHARE: Final = 0.9  # of the largest body, which leaves room for the own turns
 _NONE: Final = "It was not kept, was deleted, or belongs to other credentials. Send the whole conversation, with keep."
 
 
@@ -36,8 +37,8 @@ class Base(NamedTuple):
         return deque(chains_of(self.digests), maxlen=LATEST)
 
 
-async def found_turns(store: TurnStore, owner: str, chain: bytes, form: str) -> Sequence[FoundTurn]:
-    """The turns with a head or an input head, in this form, the newest first. Raises GatewayError 404, 409, 410 or 503."""
+async def found_turns(store: TurnStore, owner: str, chain: bytes, form: str = "") -> Sequence[FoundTurn]:
+    """The turns with a head or an input head, the newest first. form: "": any. Raises GatewayError 404, 409, 410 or 503."""
     try:
         found = await store.turns_at(owner, head_name(chain))
     except UnknownObjectError:
@@ -47,7 +48,7 @@ async def found_turns(store: TurnStore, owner: str, chain: bytes, form: str) -> 
         raise log_error(410, "prompt_log_expired", text, expired_at=int(expired.at)) from None
     except StoreFailed as failure:
         raise not_answering(failure) from None
-    fitting = [turn for turn in found if turn.form == form]
+    fitting = [turn for turn in found if form in ("", turn.form)]
     if not fitting:
         text = "The base was written in another dialect. Send the whole conversation; 'expect' still verifies it."
         raise log_error(409, "prompt_log_form", text, form=found[0].form)

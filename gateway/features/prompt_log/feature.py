@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from gateway.core import Core
 from gateway.features.histories.lazy import LazyStore
-from gateway.features.prompt_log import base_phase, naming_phase
+from gateway.features.prompt_log import base_phase, log_api, naming_phase
 from gateway.features.prompt_log.base_phase import BasePhase
+from gateway.features.prompt_log.log_api import LogApi
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming_phase import NamingPhase
 from gateway.request.extensions import Answerer, Preparer
@@ -17,6 +18,9 @@ def install(core: Core) -> None:
     naming = NamingPhase(core.parsing, store, metrics, core.wall_clock)
     core.parsing.process.operations[base_phase.OPERATION] = "gateway.features.prompt_log.job:own"
     core.parsing.process.operations[naming_phase.OPERATION] = "gateway.features.prompt_log.job:compute"
+    core.parsing.process.operations[log_api.OPERATION] = "gateway.features.prompt_log.job:entries"
+    logs = LogApi(core.live, core.parsing, store, core.replies, core.extensions.entering)
+    core.extensions.answerers.append(Answerer(logs.claims, logs.answer))
     core.extensions.answerers.insert(0, Answerer(base.in_background, base.refuse))  # before runs are started
     core.extensions.preparers.insert(0, Preparer(base.concerns, base.prepare))  # before histories are joined
     core.extensions.preparers.append(Preparer(naming.concerns, naming.prepare))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from gateway.dialects.json_structure import exceeds, too_complex
 from gateway.features.prompt_log.header import invalid
-from gateway.features.prompt_log.naming.canonical import NoNameError
+from gateway.features.prompt_log.naming.canonical import NoNameError, canonical
 from gateway.features.prompt_log.naming.forms import LogNames, names_in
 from gateway.features.prompt_log.turns.own_turn import OwnTurn, own_turn
+from gateway.features.prompt_log.turns.stored_entries import stored_entries
 
 
 def compute(body: bytes, form: str) -> tuple[str, int, bytes, tuple[bytes, ...]]:
@@ -41,3 +43,13 @@ def own_named(body: bytes, form: str, chain: bytes, bases: Sequence[Sequence[str
         return own_turn(body, form, chain, bases, named=named)
     except NoNameError as error:
         raise invalid(f"This conversation has no name: {error.reason}.", error.param) from None
+
+
+def entries(joined: bytes, form: str, sizes: Sequence[int], first: int, limit: int) -> tuple[tuple[bytes, list[bytes]], ...]:
+    """A page of the entries of a log: each in its canonical form, and its elements. joined: pieces of these sizes."""
+    pieces, at = list[bytes](), 0
+    for size in sizes:
+        pieces.append(joined[at : at + size])
+        at += size
+    page = islice(stored_entries(pieces, form), first, first + limit)
+    return tuple((canonical(each.entry), each.elements) for each in page)

@@ -51,7 +51,7 @@ def responses_log(body: dict[str, Any], calls: OpenCalls, *, named: bool = False
 
 def item_entries(items: Any, open_calls: OpenCalls) -> list[Entry]:
     """The entries of a list of items. Raises NoNameError."""
-    reader = _ItemReader(open_calls)
+    reader = ItemReader(open_calls)
     for index, item in enumerate(items):
         try:
             reader.read(object_in(item, "the item"))
@@ -61,7 +61,7 @@ def item_entries(items: Any, open_calls: OpenCalls) -> list[Entry]:
     return reader.entries
 
 
-class _ItemReader:
+class ItemReader:
     """Gathers the items of each answer."""
 
     def __init__(self, open_calls: OpenCalls) -> None:
@@ -73,8 +73,13 @@ class _ItemReader:
         self._calls = list[dict[str, Any]]()
         self._sealed = list[dict[str, Any]]()
 
+    @property
+    def number(self) -> int:
+        """The number of the entry that the last item is a part of, from 1."""
+        return len(self.entries) + self._begun
+
     def read(self, item: dict[str, Any]) -> None:
-        """The next item."""
+        """The next item. Raises NoNameError."""
         kind = item.get("type") or "message"
         if kind in _CALLS:
             self._begun = True

@@ -1,4 +1,4 @@
-"""What a body adds to a log: the names after it, and its bytes as they are stored. Pure. O(length).
+"""The part of a log that a body has: the names after it, and its bytes as they are stored. Pure. O(length).
 
 messages: [ leading turns of the system │ own turns ]        both are stored as they were sent, without cache markers:
           in the frame                  │ in the turn        in a replay they would pile up

@@ -1,0 +1,128 @@
+"""The endpoints of logs: what is kept at a head, its entries, its deletion."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.features.prompt_log.naming.chain import head_name
+from gateway.features.prompt_log.naming.forms import log_in
+from tests.gateway.conftest import Running, running
+from tests.gateway.features.prompt_log.test_kept_turns import (
+    LISTS,
+    NOW,
+    asked,
+    body_of,
+    engine,
+    kept_in,
+)
+from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, FORMS, MESSAGES, RESPONSES, USER, in_turn
+from tests.support.fakes import FakeReplica, answers, status
+
+
+async def called(run: Running, method: str, path: str, key: str = "k") -> tuple[int, dict[str, Any]]:
+    headers = {"Authorization": f"Bearer {key}"}
+    async with run.session.request(method, f"{run.url}/v1/logs/{path}", headers=headers) as answer:
+        found = await answer.json(content_type=None)
+        return answer.status, found.get("error", found)
+
+
+@pytest.mark.parametrize("path", FORMS)
+async def test_a_log_is_shown_with_what_goes_on_from_it(path: str, tmp_path: Path) -> None:
+    async with FakeReplica([engine(path, stream=False)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, first, _ = await asked(run, path, "keep", [USER])
+        _, second, _ = await asked(run, path, f'keep, base="{first["head"]}"', [NOW])
+        _, fork, _ = await asked(run, path, f'keep, base="{first["input"]}"', [NOW])
+        code, log = await called(run, "GET", first["head"])
+        assert (code, log["head"], log["length"], log["form"]) == (200, first["head"], 2, FORMS[path])
+        assert (log["frame"], log["expires_at"]) == (first["frame"], first["expires"])
+        assert [each["head"] for each in log["children"]] == [second["head"]]
+        code, log = await called(run, "GET", first["input"])
+        assert (code, log["length"]) == (200, 1)
+        assert {each["head"] for each in log["children"]} == {first["head"], fork["head"]}
+        code, log = await called(run, "GET", second["input"])
+        assert (log["length"], [each["head"] for each in log["children"]]) == (3, [second["head"]])
+        assert len(replica.requests) == 3
+
+
+@pytest.mark.parametrize("path", FORMS)
+async def test_entries_are_those_of_the_whole_conversation(path: str, tmp_path: Path) -> None:
+    async with FakeReplica([engine(path, stream=False)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, first, _ = await asked(run, path, "keep", [USER])
+        _, second, _ = await asked(run, path, f'keep, base="{first["head"]}"', [NOW])
+        code, found = await called(run, "GET", f"{second['head']}/entries")
+        said = [element for entry in found["entries"] for element in entry["body"]]
+        whole = log_in(json.dumps(body_of(path, said)).encode(), FORMS[path])
+        assert (code, found["more"]) == (200, False)
+        assert [entry["entry"] for entry in found["entries"]] == whole.entries
+        assert [entry["index"] for entry in found["entries"]] == [0, 1, 2, 3]
+        heads = [first["input"], first["head"], second["input"], second["head"]]
+        assert [entry["head"] for entry in found["entries"]] == heads
+        assert said[0].get("content") == USER["content"]
+        code, page = await called(run, "GET", f"{second['head']}/entries?since={first['head']}&limit=1")
+        assert (code, page) == (200, {"entries": [found["entries"][2]], "more": True})
+        code, page = await called(run, "GET", f"{second['head']}/entries?since={second['head']}")
+        assert (code, page) == (200, {"entries": [], "more": False})
+        code, error = await called(run, "GET", f"{first['head']}/entries?since={second['head']}")
+        assert (code, error["code"], error["heads"]) == (409, "prompt_log_diverged", heads[:2])
+        for query in ("limit=0", "limit=x", "since=x"):
+            code, error = await called(run, "GET", f"{first['head']}/entries?{query}")
+            assert (code, error["code"]) == (400, "prompt_log_invalid")
+
+
+@pytest.mark.parametrize(("path", "turns"), [(MESSAGES, "messages"), (RESPONSES, "responses")])
+async def test_elements_that_are_several_entries_or_parts_of_one_are_given_once(path: str, turns: str, tmp_path: Path) -> None:
+    if path == MESSAGES:
+        calls: list[dict[str, Any]] = [{"type": "tool_use", "id": id_, "name": "read", "input": {}} for id_ in "ab"]
+        results = [{"type": "tool_result", "tool_use_id": id_, "content": id_} for id_ in "ba"]
+        history: list[dict[str, Any]] = [USER, {"role": "assistant", "content": calls}, {"role": "user", "content": results}]
+    else:
+        calls = [{"type": "function_call", "call_id": id_, "name": "read", "arguments": "{}"} for id_ in "ab"]
+        results = [{"type": "function_call_output", "call_id": id_, "output": id_} for id_ in "ba"]
+        history = [USER, {"type": "reasoning", "summary": []}, *calls, *results]
+    async with FakeReplica([engine(path, stream=False)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, told, _ = await asked(run, path, "keep", history)
+        _, found = await called(run, "GET", f"{told['input']}/entries")
+        assert [element for entry in found["entries"] for element in entry["body"]] == history
+        whole = log_in(json.dumps(body_of(path, history)).encode(), turns)
+        assert [entry["entry"] for entry in found["entries"]] == whole.entries
+
+
+@pytest.mark.parametrize("path", FORMS)
+async def test_a_deleted_log_is_unknown_and_so_is_what_goes_on_from_it(path: str, tmp_path: Path) -> None:
+    async with FakeReplica([engine(path, stream=False)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, first, _ = await asked(run, path, "keep", [USER])
+        _, second, _ = await asked(run, path, f'keep, base="{first["head"]}"', [NOW])
+        assert (await called(run, "DELETE", first["head"], key="other"))[0] == 404
+        assert await called(run, "DELETE", first["head"]) == (200, {"deleted": 1})
+        assert (await called(run, "DELETE", first["head"]))[0] == 404
+        for header in (f'base="{first["head"]}"', f'base="{second["head"]}"'):
+            code, error, _ = await asked(run, path, header, [NOW])
+            assert (code, error["code"]) == (404, "prompt_log_not_found")
+        _, again, _ = await asked(run, path, "keep", [USER])
+        _, third, _ = await asked(run, path, f'keep, base="{again["head"]}"', [NOW])
+        assert again["head"] == first["head"]
+        code, deleted = await called(run, "DELETE", f"{third['head']}?tree=true")
+        assert (code, deleted["deleted"]) == (200, 3 if path == RESPONSES else 2), "a second response has the same content"
+        assert (await called(run, "GET", again["head"]))[0] == 404
+        assert LISTS[path] in replica.requests[-1].json
+
+
+async def test_other_heads_and_other_paths_read_like_nothing(request_lines: Callable[[], Any], tmp_path: Path) -> None:
+    async with FakeReplica([in_turn(answers(), status(418))]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, told, _ = await asked(run, CHAT, "keep", [USER])
+        unknown = await called(run, "GET", head_name(b"x" * 32))
+        assert unknown == await called(run, "GET", told["head"], key="other")
+        assert (unknown[0], unknown[1]["code"]) == (404, "prompt_log_not_found")
+        for path in ("pl1_x", "turn_1", f"{told['head']}/render", f"{told['head']}/entries/x"):
+            assert (await called(run, "GET", path))[0] == 404
+        assert (await called(run, "PUT", told["head"]))[0] == 405
+        assert (await called(run, "DELETE", f"{told['head']}/entries"))[0] == 405
+        assert "pl1_" not in json.dumps(request_lines())
+        assert len(replica.requests) == 1
+    async with FakeReplica([status(418)]) as replica, running(replica) as run:
+        assert (await called(run, "GET", told["head"]))[0] == 418, "without a store a replica is asked"
