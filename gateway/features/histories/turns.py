@@ -93,7 +93,7 @@ class TurnStore(HistoryStore):
             roots = select(responses.c.root).where(named)
             wanted = and_(responses.c.owner == owner, responses.c.root.in_(roots)) if tree else named
             wanted = and_(wanted, responses.c.emptied == 0, responses.c.expires_at > now)
-            ids: Sequence[str] = connection.execute(select(responses.c.id).where(wanted)).scalars().all()
+            ids = list[str](connection.execute(select(responses.c.id).where(wanted)).scalars())
             release(connection, responses, wanted)
             count = connection.execute(delete(responses).where(wanted)).rowcount
             for id_ in ids:
@@ -141,7 +141,7 @@ def _next() -> Any:
     columns = [responses.c[name] for name in ("head", "input_head", "parent", "after_input", "status", "created_at", "id")]
     mine = and_(responses.c.owner == bindparam("owner"), responses.c.emptied == 0, responses.c.expires_at > bindparam("now"))
     answers = select(*columns).where(mine, responses.c.input_head != "", responses.c.input_head == bindparam("head"))
-    ids = bindparam("ids", expanding=True)
+    ids: Any = bindparam("ids", expanding=True)
     trees = select(responses.c.root).where(responses.c.owner == bindparam("owner"), responses.c.id.in_(ids))
     later = select(*columns).where(mine, responses.c.root.in_(trees), responses.c.parent.in_(ids), responses.c.head != "")
     both = union(answers, later).subquery()
