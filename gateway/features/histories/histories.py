@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.database.failures import StoreError, StoreFailed
-from gateway.dialects.dialect import StreamReader
 from gateway.errors import GatewayError
 from gateway.features.histories.history import CONVERSATION, PREVIOUS, History
-from gateway.features.histories.kept import ClientHistory, KeptReader, StoredAnswer, stored_answer
+from gateway.features.histories.kept import StoredAnswer, stored_answer
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.log_turn import LogTurn
 from gateway.features.histories.records import (
@@ -35,16 +34,13 @@ from gateway.features.histories.records import (
     StoreFullError,
     UnknownObjectError,
 )
-from gateway.request.exchange import AnswerTap
+from gateway.features.histories.response_turn import Turn
 from gateway.telemetry.counters import Counter
 
 if TYPE_CHECKING:
     from gateway.features.histories.turns import TurnStore
 
 Charge = Callable[[int], None]
-Finish = Callable[[RunEnd, Sequence[Item], str], Awaitable[bool]]
-"""(end, items for the conversation, its id) -> False: the run had already ended. Raises StoreError."""
-
 log = logging.getLogger("warmroute.state")
 
 RETRY_S: Final = 5
@@ -52,83 +48,6 @@ _WHY_UNKNOWN: Final = "It was not stored, has expired, or belongs to other crede
 _A_HEAD: Final = "(a head)"  # in messages
 STORE_RESULTS: Final = ("kept", "failed", "unfit", "repeated")
 MAX_TURN: Final = 10_000  # items that one turn adds to a conversation
-
-
-class Turn(AnswerTap):
-    """The turn of one request in a history.
-
-    before: earlier items, the oldest first, as pieces to join by commas. client_history: how the answer is edited for the
-    client. request_items: its input; None: the answer is not stored. parent: the previous stored response, or "".
-    remember: called with the complete answer of a stream that is not stored, for the client's connection. attempted: `keep` was
-    called. stored: the answer is in the store. client: the unit of fairness. finish: stores the answer of a background run,
-    whose response is already stored; None: not a run. unwritten: the arguments of `finish`, until it has succeeded. log: the
-    turn in a prompt log, or None.
-    """
-
-    __slots__ = (
-        "_histories",
-        "_owner",
-        "attempted",
-        "before",
-        "client",
-        "client_history",
-        "finish",
-        "log",
-        "parent",
-        "remember",
-        "request_items",
-        "stored",
-        "unwritten",
-    )
-
-    def __init__(self, histories: Histories, owner: str, history: History, before: list[bytes]) -> None:
-        self._histories = histories
-        self._owner = owner
-        self.before = before
-        self.client_history = ClientHistory(history.previous, history.conversation, store=history.store)
-        self.request_items: bytes | None = history.own if history.store else None
-        self.parent = history.previous
-        self.client = ""
-        self.remember: Callable[[bytes], None] | None = None
-        self.attempted = self.stored = False
-        self.finish: Finish | None = None
-        self.unwritten: tuple[RunEnd, list[Item]] | None = None
-        self.log: LogTurn | None = None
-
-    def disable(self) -> None:
-        """Store nothing of this answer, and leave the client's `store` to the replica."""
-        self.client_history.store, self.request_items = None, None
-
-    def reader(self, inner: StreamReader) -> KeptReader:
-        """Make the reader that extracts the answer from its stream. It holds back the end of an answer to store, until
-        `ended`.
-        """
-        return KeptReader(inner, self.client_history, None if self.request_items is not None else self.remember)
-
-    async def ended(self, reader: StreamReader) -> bytes:
-        """Store a stream's answer. Returns the end that was held back."""
-        assert isinstance(reader, KeptReader)
-        stored = await self.keep(reader.response)
-        if not stored and self.remember:
-            self.remember(reader.response)
-        return reader.ending(stored=stored)
-
-    async def keep(self, response: bytes) -> bool:
-        """Store an answer; True: it is durable. response: the replica's object (JSON). Raises nothing."""
-        self.attempted = True
-        self.stored = await self._histories.keep(self._owner, self, response)
-        return self.stored
-
-    async def whole(self, body: bytes) -> bytes:
-        """Store an answer that is not a stream. Returns the client's answer; other bodies are returned unchanged."""
-        stored = await self.keep(body)
-        try:
-            return self.client_history.edited(body, stored=stored)
-        except (ValueError, IndexError):
-            return body
-
-    def __repr__(self) -> str:
-        return f"<Turn after {len(self.before)} pieces>"
 
 
 class Histories:
@@ -192,18 +111,18 @@ class Histories:
             self._replayed.add(("failed",))
             raise unavailable(failure) from None
         self._replayed.add(("found",))
-        return Turn(self, owner, history, before)
+        return Turn(self.keep, owner, history, before)
 
     def fresh(self, owner: str, history: History) -> Turn:
         """A turn without a history before it."""
-        return Turn(self, owner, history, [])
+        return Turn(self.keep, owner, history, [])
 
     def after(self, owner: str, history: History, items: bytes) -> Turn:
         """A turn after items that are not in the store. If its answer is stored, these items are stored as part of its
         input.
         """
         self._replayed.add(("connection",))
-        turn = Turn(self, owner, history, [items])
+        turn = Turn(self.keep, owner, history, [items])
         turn.parent = ""
         if turn.request_items is not None:
             turn.request_items = _joined(items, turn.request_items)
@@ -214,7 +133,7 @@ class Histories:
         history.store = history.store or log.keeps
         if log.own is not None:
             history.own = log.own
-        turn = Turn(self, owner, history, log.before)
+        turn = Turn(self.keep, owner, history, log.before)
         turn.log, turn.parent = log, log.parent
         if turn.request_items is not None:
             turn.request_items = log.stored

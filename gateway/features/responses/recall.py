@@ -18,11 +18,12 @@ from gateway.admission.memory import LARGE_BODY, MemoryLease
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
 from gateway.errors import bad_request, over_budget
-from gateway.features.histories.histories import Histories, Turn, too_large
+from gateway.features.histories.histories import Histories, too_large
 from gateway.features.histories.history import History, written_out
 from gateway.features.histories.kept import stored_answer
 from gateway.features.histories.log_turn import LOG_TURN
 from gateway.features.histories.recent import Lane
+from gateway.features.histories.response_turn import Turn
 from gateway.features.histories.whole import WholeBodies
 from gateway.features.responses.api import Answer, StateApi
 from gateway.features.responses.background.objects import queued_object

@@ -13,8 +13,8 @@ import orjson
 
 from gateway.admission.memory import MemoryLease
 from gateway.errors import GatewayError
-from gateway.features.histories.histories import Turn
 from gateway.features.histories.records import IN_PROGRESS, Item, RunEnd, StoredResponse
+from gateway.features.histories.response_turn import Turn
 from gateway.features.runs.event_log import EventLog, Key, Logs
 from gateway.features.runs.run_format import EventKind, RunFailure, RunFormat
 
