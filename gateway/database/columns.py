@@ -1,4 +1,4 @@
-"""Columns of tables. Those of a table's first version are not nullable; added ones have a default for the release before."""
+"""Columns of tables. Columns of a first version are not nullable; added columns have defaults for the release before."""
 
 from __future__ import annotations
 

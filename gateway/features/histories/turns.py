@@ -17,7 +17,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from gateway.database.driver import SQLITE
 from gateway.database.failures import StoreFailed
 from gateway.features.histories import names
-from gateway.features.histories.records import ExpiredObjectError, FoundTurn, NextTurn, StoredResponse, UnknownObjectError
+from gateway.features.histories.records import TURN, ExpiredObjectError, FoundTurn, NextTurn, StoredResponse, UnknownObjectError
 from gateway.features.histories.sizes import release
 from gateway.features.histories.store import HistoryStore
 from gateway.features.histories.tables import ROW, frames, responses
@@ -42,7 +42,7 @@ class TurnStore(HistoryStore):
                 parent = {"owner": turn.owner, "id": turn.parent, "now": now}
                 if connection.execute(_ALIVE, parent).first() is None:
                     raise UnknownObjectError(turn.parent)
-            expires_at = self._insert(connection, turn, now, ttl_s, renews=turn.log.form != "responses")
+            expires_at = self._insert(connection, turn, now, ttl_s, renews=turn.id.startswith(TURN))
             if expires_at is None:
                 raise UnknownObjectError(turn.id)
             if frame:
@@ -72,7 +72,7 @@ class TurnStore(HistoryStore):
         return [FoundTurn(row.id, row.form, bool(row.at_input), _open(row), row.expires_at) for row in alive]
 
     async def going_on(self, owner: str, head: str, turns: Sequence[FoundTurn]) -> Sequence[NextTurn]:
-        """The turns with an answer to the log with this head, and those that go on from it, the newest first. turns: those at
+        """The turns with an answer to the log with this head, and the turns that go on from it, the newest first. turns: at
         this head.
         """
         ids = {turn.id: turn.at_input for turn in turns}
@@ -137,7 +137,7 @@ def _renew(dialect: Any) -> Any:
 
 
 def _next() -> Any:
-    """Selects the turns with an input head, and those with one of these parents."""
+    """Selects the turns with an input head, and the turns with one of these parents."""
     columns = [responses.c[name] for name in ("head", "input_head", "parent", "after_input", "status", "created_at", "id")]
     mine = and_(responses.c.owner == bindparam("owner"), responses.c.emptied == 0, responses.c.expires_at > bindparam("now"))
     answers = select(*columns).where(mine, responses.c.input_head != "", responses.c.input_head == bindparam("head"))
@@ -149,7 +149,7 @@ def _next() -> Any:
 
 
 def _at() -> Any:
-    """Selects the turns with a head, and those with an input head; each part names its partial index's condition."""
+    """Selects the turns with a head, and the turns with an input head; each part names its partial index's condition."""
     columns = [responses.c[name] for name in ("id", "form", "emptied", "expires_at", "created_at", "open")]
     mine = responses.c.owner == bindparam("owner")
     head, input_head = responses.c.head, responses.c.input_head

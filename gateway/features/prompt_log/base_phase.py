@@ -10,14 +10,12 @@ history of stored responses joins the turns (`histories/log_turn.py`), for these
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Final
 
-from gateway.admission.memory import LARGE_BODY, parsing
+from gateway.admission.memory import LARGE_BODY
 from gateway.config.live import Live
 from gateway.database.failures import StoreFailed
 from gateway.dialects.json_edits import Edit
-from gateway.dialects.json_structure import signs
 from gateway.errors import GatewayError, over_budget
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.log_turn import LOG_TURN
@@ -35,12 +33,12 @@ from gateway.features.prompt_log.bases import (
     open_calls,
 )
 from gateway.features.prompt_log.header import HEADER, Wishes, invalid, logs_off, wishes_of
-from gateway.features.prompt_log.job import own_named
 from gateway.features.prompt_log.kept_turn import KeptTurn
 from gateway.features.prompt_log.log_request import LOG_REQUEST, LogRequest
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming.chain import DIGEST, EMPTY, chain_named, frame_name, head_name
 from gateway.features.prompt_log.naming.forms import CHAT, LATEST, MESSAGES, RESPONSES
+from gateway.features.prompt_log.own_turns import OwnTurns
 from gateway.features.prompt_log.turns.joining import frame_edits, joined
 from gateway.features.prompt_log.turns.own_turn import OwnTurn
 from gateway.parser.parsing import Parsing, edited
@@ -49,9 +47,6 @@ from gateway.request.exchange import Exchange
 from gateway.request.owner import owner
 from gateway.server.http.request_head import HeaderFields
 
-OPERATION: Final = "prompt_log.own"
-QUICK_BYTES: Final = 1 << 18  # of a body that is named in the event loop: 1 ms, and 3 ms with so many signs
-QUICK_SIGNS: Final = 1 << 11
 _NAME: Final = HEADER.lower().encode()
 _EMPTY_FRAME: Final = frame_name({})
 _FORMS: Final[Mapping[str, str]] = {
@@ -67,6 +62,7 @@ class BasePhase:
     def __init__(self, live: Live, parsing_: Parsing, store: LazyStore[TurnStore] | None, metrics: PromptLogMetrics) -> None:
         self._live = live
         self._parsing = parsing_
+        self._own_turns = OwnTurns(parsing_)
         self._whole = WholeBodies(live, parsing_)
         self._store = store
         self._metrics = metrics
@@ -139,7 +135,8 @@ class BasePhase:
         found: Sequence[FoundTurn] = ()
         if chain != EMPTY:
             found = await found_turns(store, owner_id, chain, form)
-        own = await self._own(exchange, form, chain, [open_calls(turn) for turn in found], named=bool(wishes.frame))
+        bases, body, lease = [open_calls(turn) for turn in found], exchange.api.body, exchange.request.lease
+        own = await self._own_turns.of(body, form, chain, bases, lease, named=bool(wishes.frame))
         turn = found[own.base] if found else FoundTurn("", form, at_input=False, open=b"[]")
         base = await base_of(store, owner_id, turn, self._max_bytes) if found else Base([], b"")
         length = (len(base.digests) + len(own.digests)) // DIGEST
@@ -188,15 +185,6 @@ class BasePhase:
         if wishes.base not in (None, chain):
             raise invalid("'base' and 'previous_response_id' are two bases.", "base")
         return chain
-
-    async def _own(self, exchange: Exchange, form: str, chain: bytes, bases: list[list[str]], *, named: bool) -> OwnTurn:
-        """The part of the log that the body has. Raises GatewayError."""
-        body, lease = exchange.api.body, exchange.request.lease
-        if len(body) <= QUICK_BYTES and signs(body) <= QUICK_SIGNS:
-            return await self._parsing.turns.take(partial(own_named, body, form, chain, bases, named=named))
-        with parsing(lease, len(body)):
-            found = await self._parsing.process.run((OPERATION, form, chain, bases, named), body, lease.account.client)
-        return OwnTurn(*found)
 
     @property
     def _max_bytes(self) -> int:

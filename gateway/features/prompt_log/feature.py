@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gateway.core import Core
 from gateway.features.histories.lazy import LazyStore
-from gateway.features.prompt_log import base_phase, log_api, naming_phase
+from gateway.features.prompt_log import appending, log_api, naming_phase, own_turns
+from gateway.features.prompt_log.appending import Appending
 from gateway.features.prompt_log.base_phase import BasePhase
 from gateway.features.prompt_log.log_api import LogApi
 from gateway.features.prompt_log.metrics import PromptLogMetrics
@@ -16,10 +17,12 @@ def install(core: Core) -> None:
     store, metrics = core.part(LazyStore), core.metrics.of(PromptLogMetrics)
     base = BasePhase(core.live, core.parsing, store, metrics)
     naming = NamingPhase(core.parsing, store, metrics, core.wall_clock)
-    core.parsing.process.operations[base_phase.OPERATION] = "gateway.features.prompt_log.job:own"
+    core.parsing.process.operations[own_turns.OPERATION] = "gateway.features.prompt_log.job:own"
     core.parsing.process.operations[naming_phase.OPERATION] = "gateway.features.prompt_log.job:compute"
+    core.parsing.process.operations[appending.OPERATION] = "gateway.features.prompt_log.job:appended"
     core.parsing.process.operations[log_api.OPERATION] = "gateway.features.prompt_log.job:entries"
-    logs = LogApi(core.live, core.parsing, store, core.replies, core.extensions.entering)
+    append = Appending(core.parsing, metrics, core.wall_clock)
+    logs = LogApi(core.live, core.parsing, store, append, core.replies, core.extensions.entering)
     core.extensions.answerers.append(Answerer(logs.claims, logs.answer))
     core.extensions.answerers.insert(0, Answerer(base.in_background, base.refuse))  # before runs are started
     core.extensions.preparers.insert(0, Preparer(base.concerns, base.prepare))  # before histories are joined

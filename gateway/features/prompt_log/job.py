@@ -1,4 +1,4 @@
-"""Names of large bodies, and what they add to a log, as operations of the parser process."""
+"""Names of large bodies, and their parts of logs, as operations of the parser process."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
+import orjson
+
+from gateway.dialects.json_edits import read_object
 from gateway.dialects.json_structure import exceeds, too_complex
-from gateway.features.prompt_log.header import invalid
+from gateway.features.prompt_log.header import invalid, logs_off
 from gateway.features.prompt_log.naming.canonical import NoNameError, canonical
-from gateway.features.prompt_log.naming.forms import LogNames, names_in
+from gateway.features.prompt_log.naming.forms import FORMS, LogNames, names_in
 from gateway.features.prompt_log.turns.own_turn import OwnTurn, own_turn
 from gateway.features.prompt_log.turns.stored_entries import stored_entries
 
@@ -53,3 +56,29 @@ def entries(joined: bytes, form: str, sizes: Sequence[int], first: int, limit: i
         at += size
     page = islice(stored_entries(pieces, form), first, first + limit)
     return tuple((canonical(each.entry), each.elements) for each in page)
+
+
+def appended(body: bytes) -> tuple[str, str, str, int, int, int]:
+    """The members of a request that appends: form, base, expect, ttl, and the offsets of its body. Raises GatewayError 400 or
+    413.
+    """
+    if exceeds(body):
+        raise too_complex()
+    try:
+        found, members = orjson.loads(body), read_object(body)
+    except ValueError:
+        raise invalid("The body is no JSON object.", "body") from None
+    for name in ("ref", "copy"):
+        if found.get(name) is not None:
+            raise logs_off(f"{name!r} is not served here.", name)
+    form, ttl = found.get("form"), found.get("ttl", 0)
+    if form not in FORMS:
+        raise invalid(f"'form' must be one of {', '.join(FORMS)}.", "form")
+    if not isinstance(ttl, int) or ttl < 0 or ("ttl" in found and not ttl):
+        raise invalid("'ttl' must be a number of seconds, 1 or more.", "ttl")
+    if not isinstance(found.get("body"), dict):
+        raise invalid("'body' must be an object: a body of that API, without a model.", "body")
+    heads = [found.get(name) or "" for name in ("base", "expect")]
+    if not all(isinstance(head, str) for head in heads):
+        raise invalid("'base' and 'expect' must be heads.", "base")
+    return form, heads[0], heads[1], ttl, *members.spans["body"]

@@ -1,5 +1,6 @@
 """The endpoints below /v1/logs, for turns that are kept here. A log is named by its head.
 
+POST   /v1/logs                                    turns without an answer (`appending.py`)
 GET    /v1/logs/HEAD                               the log, and what goes on from it
 GET    /v1/logs/HEAD/entries?since=HEAD&limit=N    its entries, with their bytes
 DELETE /v1/logs/HEAD[?tree=true]                   its turns; tree: and all turns that are connected with them
@@ -26,6 +27,7 @@ from gateway.errors import GatewayError, over_budget
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.records import FoundTurn
 from gateway.features.histories.turns import TurnStore
+from gateway.features.prompt_log.appending import Appending
 from gateway.features.prompt_log.bases import HISTORY_SHARE, Base, base_of, found_turns, log_error, not_answering
 from gateway.features.prompt_log.header import invalid
 from gateway.features.prompt_log.job import entries
@@ -49,8 +51,15 @@ class LogApi:
     """Answers these requests. entering: the limits of a key. store: None: turns are not kept here."""
 
     def __init__(
-        self, live: Live, parsing: Parsing, store: LazyStore[TurnStore] | None, replies: Replies, entering: list[Phase]
+        self,
+        live: Live,
+        parsing: Parsing,
+        store: LazyStore[TurnStore] | None,
+        append: Appending,
+        replies: Replies,
+        entering: list[Phase],
     ) -> None:
+        self._append = append
         self._live = live
         self._parsing = parsing
         self._store = store
@@ -69,6 +78,14 @@ class LogApi:
         for enter in self._entering:
             enter(exchange)
         path, _, query = exchange.request.target.partition("?")
+        if path == PATH:
+            if exchange.request.method != "POST":
+                raise GatewayError(405, "method_not_allowed", f"{PATH} takes POST.")
+            assert self._store is not None
+            try:
+                return self._reply(exchange, await self._append.answer(exchange, await self._store.get()))
+            except StoreFailed as failure:
+                raise not_answering(failure) from None
         found = _PATH.fullmatch(path)
         chain = chain_named(found[1]) if found is not None else None
         if found is None or chain is None:
@@ -79,8 +96,12 @@ class LogApi:
             answered = await self._answered(exchange, store, chain, found[2] or "", asked)
         except StoreFailed as failure:
             raise not_answering(failure) from None
+        return self._reply(exchange, answered)
+
+    def _reply(self, exchange: Exchange, body: bytes) -> ClientReply:
+        record = exchange.record
         record.status = 200
-        reply = self._replies.begin(exchange, 200, answered, JSON_LINE)
+        reply = self._replies.begin(exchange, 200, body, JSON_LINE)
         record.answer.ok = record.answer.complete = True
         return reply
 

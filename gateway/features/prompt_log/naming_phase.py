@@ -1,4 +1,4 @@
-"""Requests with the header `Prompt-Log`: the phase that names those that go on from no base, and taps the answers of all.
+"""Requests with the header `Prompt-Log`: the phase that names requests without a base, and taps all answers.
 
     header, whole body ── names ──► expect is another head: 409, and nothing is generated
                                 └─► the request goes on; its answer has the names, and its own (`log_tap.py`)
@@ -18,13 +18,14 @@ from gateway.dialects.json_structure import signs
 from gateway.errors import GatewayError
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.turns import TurnStore
-from gateway.features.prompt_log.base_phase import QUICK_BYTES, QUICK_SIGNS, diverged
+from gateway.features.prompt_log.base_phase import diverged
 from gateway.features.prompt_log.job import named
 from gateway.features.prompt_log.kept_turn import TurnKeeper
 from gateway.features.prompt_log.log_request import LOG_REQUEST
 from gateway.features.prompt_log.log_tap import LogTap
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming.forms import LogNames
+from gateway.features.prompt_log.own_turns import QUICK_BYTES, QUICK_SIGNS
 from gateway.parser.parsing import Parsing
 from gateway.request.exchange import Exchange
 from gateway.request.owner import owner

@@ -51,7 +51,7 @@ def responses_log(body: dict[str, Any], calls: OpenCalls, *, named: bool = False
 
 def item_entries(items: Any, open_calls: OpenCalls) -> list[Entry]:
     """The entries of a list of items. Raises NoNameError."""
-    reader = ItemReader(open_calls)
+    reader = ItemEntryReader(open_calls)
     for index, item in enumerate(items):
         try:
             reader.read(object_in(item, "the item"))
@@ -61,7 +61,7 @@ def item_entries(items: Any, open_calls: OpenCalls) -> list[Entry]:
     return reader.entries
 
 
-class ItemReader:
+class ItemEntryReader:
     """Gathers the items of each answer."""
 
     def __init__(self, open_calls: OpenCalls) -> None:

@@ -35,7 +35,7 @@ _NULLS: Final = (b"null", b"[]", b"{}", b'""')
 @dataclass(frozen=True, slots=True)
 class OwnTurn:
     """The part of a log that a body has. base: the index of the base that it goes on from. frame: its name. framed: the members
-    of the frame (JSON); b"": an empty frame, or one that was given by its name. stored: the own elements, JSON joined by
+    of the frame (JSON); b"": an empty frame, or a frame given by its name. stored: the own elements, JSON joined by
     commas, without cache markers. begin, end: of the own elements in the body. leading: the elements in the frame, JSON joined
     by commas. chain: after its entries; latest: the chains after the last LATEST of them. digests: of its entries. open: ids of
     the calls without a result after it.

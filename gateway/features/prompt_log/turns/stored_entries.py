@@ -16,7 +16,7 @@ from gateway.features.prompt_log.naming.chat import message_entry
 from gateway.features.prompt_log.naming.entries import Entry, OpenCalls
 from gateway.features.prompt_log.naming.forms import CHAT, MESSAGES
 from gateway.features.prompt_log.naming.messages import message_entries
-from gateway.features.prompt_log.naming.responses import ItemReader
+from gateway.features.prompt_log.naming.responses import ItemEntryReader
 
 
 class StoredEntry(NamedTuple):
@@ -48,7 +48,7 @@ def _of_message(element: bytes, form: str, calls: OpenCalls) -> Iterator[StoredE
 
 def _of_items(elements: list[bytes], calls: OpenCalls) -> Iterator[StoredEntry]:
     """The items of one piece: an answer ends with it."""
-    reader, parts = ItemReader(calls), dict[int, list[bytes]]()
+    reader, parts = ItemEntryReader(calls), dict[int, list[bytes]]()
     for element in elements:
         reader.read(orjson.loads(element))
         parts.setdefault(reader.number, []).append(element)

@@ -39,11 +39,11 @@ def turn(
 async def test_a_turn_is_found_by_its_heads_and_by_its_owner_only(url: str) -> None:
     clock = Clock()
     async with opened(url, clock) as store:
-        await store.put_turn(turn("t1", head="a"))
+        await store.put_turn(turn("turn_1", head="a"))
         clock.now += 1
-        await store.put_turn(replace(turn("t2", "t1", head="b", input_head="a"), created_at=clock.now))
-        newest = FoundTurn("t2", "chat", at_input=True, open=b'["in"]')
-        other = FoundTurn("t1", "chat", at_input=False, open=b'["out"]')
+        await store.put_turn(replace(turn("turn_2", "turn_1", head="b", input_head="a"), created_at=clock.now))
+        newest = FoundTurn("turn_2", "chat", at_input=True, open=b'["in"]')
+        other = FoundTurn("turn_1", "chat", at_input=False, open=b'["out"]')
         assert await store.turns_at("o", "a") == [newest, other]
         for owner, head in [("o", "other"), ("p", "a"), ("o", ""), ("p", "")]:
             with pytest.raises(UnknownObjectError) as unknown:
@@ -53,26 +53,26 @@ async def test_a_turn_is_found_by_its_heads_and_by_its_owner_only(url: str) -> N
 
 async def test_a_turn_after_an_input_leaves_the_answer_out(url: str) -> None:
     async with opened(url) as store:
-        await store.put_turn(turn("t1", head="a"))
-        await store.put_turn(turn("t2", "t1", head="b", after_input=True))
-        await store.put_turn(turn("t3", "t2", head="c"))
-        first, second, third = await store.chain("o", "t3", 10_000)
-        assert (first.output, second.output, third.output) == (b"", response("t2").output, response("t3").output)
+        await store.put_turn(turn("turn_1", head="a"))
+        await store.put_turn(turn("turn_2", "turn_1", head="b", after_input=True))
+        await store.put_turn(turn("turn_3", "turn_2", head="c"))
+        first, second, third = await store.chain("o", "turn_3", 10_000)
+        assert (first.output, second.output, third.output) == (b"", response("turn_2").output, response("turn_3").output)
         assert [each.log.head for each in (first, second, third)] == ["a", "b", "c"]
         size = sum(len(each.input) + len(each.output) for each in (first, second, third))
-        assert await store.chain("o", "t3", size + 6)
+        assert await store.chain("o", "turn_3", size + 6)
 
 
 async def test_the_same_turn_again_is_renewed(url: str) -> None:
     clock = Clock()
     async with opened(url, clock) as store:
-        first = await store.put_turn(turn("t1", head="a"), FRAME)
+        first = await store.put_turn(turn("turn_1", head="a"), FRAME)
         assert first == clock.now + TTL_S
-        await store.put_turn(turn("t2", "t1", head="b"), FRAME)
+        await store.put_turn(turn("turn_2", "turn_1", head="b"), FRAME)
         clock.now += TTL_S / 2
-        again = replace(turn("t1", head="a"), created_at=77.0)
+        again = replace(turn("turn_1", head="a"), created_at=77.0)
         assert await store.put_turn(again, FRAME) == clock.now + TTL_S
-        assert (await store.get("o", "t1")).created_at == 5.0
+        assert (await store.get("o", "turn_1")).created_at == 5.0
         clock.now = first + 1
         assert await store.turns_at("o", "b"), "the tree is renewed as a whole"
         assert await store.frame("o", "pf1_a", "chat") == FRAME
@@ -82,9 +82,9 @@ async def test_the_same_turn_again_is_renewed(url: str) -> None:
 async def test_a_turn_may_live_shorter(url: str) -> None:
     clock = Clock()
     async with opened(url, clock) as store:
-        assert await store.put_turn(turn("t1", head="a"), FRAME, ttl_s=5) == clock.now + 5
-        await store.put_turn(turn("t2", head="b"))
-        assert await store.put_turn(turn("t3", "t2", head="c"), ttl_s=5) == clock.now + TTL_S, "its tree lives longer"
+        assert await store.put_turn(turn("turn_1", head="a"), FRAME, ttl_s=5) == clock.now + 5
+        await store.put_turn(turn("turn_2", head="b"))
+        assert await store.put_turn(turn("turn_3", "turn_2", head="c"), ttl_s=5) == clock.now + TTL_S, "its tree lives longer"
         clock.now += 6
         for _ in range(2):
             with pytest.raises(ExpiredObjectError) as expired:
@@ -105,15 +105,15 @@ async def test_a_turn_may_live_shorter(url: str) -> None:
 async def test_a_turn_without_its_parent_is_not_stored(url: str) -> None:
     clock = Clock()
     async with opened(url, clock) as store:
-        await store.put_turn(turn("t1", head="a"))
-        await store.delete("o", "t1")
+        await store.put_turn(turn("turn_1", head="a"))
+        await store.delete("o", "turn_1")
         with pytest.raises(UnknownObjectError):
-            await store.put_turn(turn("t2", "t1", head="b"))
-        await store.put_turn(turn("t1", head="a"))
+            await store.put_turn(turn("turn_2", "turn_1", head="b"))
+        await store.put_turn(turn("turn_1", head="a"))
         clock.now += TTL_S + 1
         with pytest.raises(UnknownObjectError):
-            await store.put_turn(turn("t2", "t1", head="b"))
-        await store.put_turn(turn("t1", head="a"))
+            await store.put_turn(turn("turn_2", "turn_1", head="b"))
+        await store.put_turn(turn("turn_1", head="a"))
         assert await store.turns_at("o", "a")
         await store.put(response("resp_1"))
         with pytest.raises(UnknownObjectError):
@@ -125,9 +125,9 @@ async def test_turns_and_frames_count_for_their_owner(url: str) -> None:
     store = await bounded(url, 16_000)
     try:
         with pytest.raises(StoreFullError):
-            await store.put_turn(turn("t1", head="a"), b'"' + b"x" * 4000 + b'"')
+            await store.put_turn(turn("turn_1", head="a"), b'"' + b"x" * 4000 + b'"')
         await agrees(store)
-        await store.put_turn(turn("t1", head="a"), FRAME)
+        await store.put_turn(turn("turn_1", head="a"), FRAME)
         await agrees(store)
     finally:
         await store.close()

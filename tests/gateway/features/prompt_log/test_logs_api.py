@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.features.prompt_log.naming.chain import head_name
-from gateway.features.prompt_log.naming.forms import log_in
+from gateway.features.prompt_log.naming.forms import log_in, names_in
 from tests.gateway.conftest import Running, running
 from tests.gateway.features.prompt_log.test_kept_turns import (
     LISTS,
@@ -24,9 +24,12 @@ from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, FORMS,
 from tests.support.fakes import FakeReplica, answers, status
 
 
-async def called(run: Running, method: str, path: str, key: str = "k") -> tuple[int, dict[str, Any]]:
+async def called(
+    run: Running, method: str, path: str, key: str = "k", body: dict[str, Any] | None = None
+) -> tuple[int, dict[str, Any]]:
     headers = {"Authorization": f"Bearer {key}"}
-    async with run.session.request(method, f"{run.url}/v1/logs/{path}", headers=headers) as answer:
+    where = f"{run.url}/v1/logs/{path}".rstrip("/")
+    async with run.session.request(method, where, headers=headers, json=body) as answer:
         found = await answer.json(content_type=None)
         return answer.status, found.get("error", found)
 
@@ -126,3 +129,30 @@ async def test_other_heads_and_other_paths_read_like_nothing(request_lines: Call
         assert len(replica.requests) == 1
     async with FakeReplica([status(418)]) as replica, running(replica) as run:
         assert (await called(run, "GET", told["head"]))[0] == 418, "without a store a replica is asked"
+
+
+@pytest.mark.parametrize("path", FORMS)
+async def test_turns_are_appended_without_an_answer(path: str, tmp_path: Path) -> None:
+    form, turns = FORMS[path], LISTS[path]
+    said = {"role": "assistant", "content": "hello"}
+    whole = names_in(json.dumps(body_of(path, [USER, said, NOW])).encode(), form)
+    async with FakeReplica([engine(path, stream=False)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        code, first = await called(run, "POST", "", body={"form": form, "body": {turns: [USER, said]}})
+        assert (code, first["length"], first["appended"]) == (200, 2, 2)
+        more = {"form": form, "base": first["head"], "expect": head_name(whole.chain), "body": {turns: [NOW]}, "ttl": 60}
+        code, second = await called(run, "POST", "", body=more)
+        assert (code, second["head"], second["length"]) == (200, head_name(whole.chain), 3)
+        assert await called(run, "POST", "", body=more) == (200, second), "the same again is the same turn"
+        code, told, _ = await asked(run, path, f'keep, base="{second["head"]}"', [USER])
+        assert (code, told["kept"], told["length"], len(replica.requests[-1].json[turns])) == (200, True, 5, 4)
+        code, error = await called(run, "POST", "", body={**more, "expect": first["head"]})
+        assert (code, error["code"], error["length"]) == (409, "prompt_log_diverged", 3)
+        code, error = await called(run, "POST", "", body=more, key="other")
+        assert (code, error["code"]) == (404, "prompt_log_not_found")
+        bad: list[dict[str, Any]] = [{"form": "x"}, {"ttl": 0}, {"ttl": "5"}, {"base": "pl1_x"}, {"base": 5}, {"body": 5}]
+        for wrong in [*bad, {"body": {}}]:
+            code, error = await called(run, "POST", "", body={**more, **wrong})
+            assert (code, error["code"]) == (400, "prompt_log_invalid"), wrong
+        code, error = await called(run, "POST", "", body={**more, "copy": {}})
+        assert (code, error["code"]) == (400, "prompt_logs_off")
+        assert len(replica.requests) == 1
