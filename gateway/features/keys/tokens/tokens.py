@@ -6,7 +6,7 @@
 A token is verified in the event loop, once per worker: 0.1 to 0.4 ms. An unknown key is looked up at its issuer, and only the
 requests that need it wait (`look_up`).
 
-Invariants: at most MAX_GRANTS grants are cached, by digest; tokens are not stored. The grants of an issuer are dropped when
+Invariants: at most max_grants grants are cached, by digest; tokens are not stored. The grants of an issuer are dropped when
 it withdraws a key. An unverified token is never stored, shown or logged.
 """
 
@@ -50,11 +50,17 @@ class Tokens:
     """
 
     def __init__(
-        self, configs: Sequence[OidcConfig], fetch: Fetch, clock: Callable[[], float], failed: Callable[[], None]
+        self,
+        configs: Sequence[OidcConfig],
+        fetch: Fetch,
+        clock: Callable[[], float],
+        failed: Callable[[], None],
+        max_grants: int = MAX_GRANTS,
     ) -> None:
         self.issuers = [Issuer(config, fetch, clock, failed, self._withdrawn) for config in configs]
         self._by_issuer = {issuer.config.issuer: issuer for issuer in self.issuers}
         self._by_name = {issuer.config.name: issuer for issuer in self.issuers}
+        self._max_grants = max_grants
         self._grants: OrderedDict[bytes, tuple[Grant, str]] = OrderedDict()  # by digest: grant and name of the issuer
 
     def __len__(self) -> int:
@@ -79,7 +85,7 @@ class Tokens:
         verdict = verdict_of(token, key, token_claims.algorithm, issuer, now)
         if verdict.grant is not None:
             self._grants[digest] = verdict.grant, issuer.config.name
-            if len(self._grants) > MAX_GRANTS:
+            if len(self._grants) > self._max_grants:
                 self._grants.popitem(last=False)
         return verdict
 

@@ -21,7 +21,7 @@ from gateway.features.keys.section import OidcConfig
 from gateway.features.keys.tokens.fetching import FetchFailed
 from gateway.features.keys.tokens.issuer import AGAIN_S, MAX_RETRY_S, Issuer
 from gateway.features.keys.tokens.jwks import ALGORITHMS, JwksError, PublicKey, keys_of
-from gateway.features.keys.tokens.tokens import MAX_GRANTS, TokenClaims, Tokens, unverified_claims
+from gateway.features.keys.tokens.tokens import TokenClaims, Tokens, unverified_claims
 from gateway.features.table import WholeConfig
 from tests.gateway.conftest import config_over
 from tests.support.issuer import AUDIENCE, FakeIssuer, encoded, public_jwk
@@ -41,13 +41,16 @@ def config(**changed: Any) -> OidcConfig:
     return OidcConfig(**{"issuer": URL, "audience": (AUDIENCE,), "tenant_claim": "tenant", **changed})
 
 
+MAX_GRANTS = 50
+
+
 async def tokens_with(*listed: dict[str, Any], **changed: Any) -> Tokens:
     """That have read these keys."""
 
     async def fetch(_config: OidcConfig) -> list[PublicKey]:
         return keys_of(json.dumps({"keys": listed}).encode())
 
-    tokens = Tokens([config(**changed)], fetch, lambda: 1.0, lambda: None)
+    tokens = Tokens([config(**changed)], fetch, lambda: 1.0, lambda: None, MAX_GRANTS)
     await tokens.issuers[0].look_up()
     return tokens
 
