@@ -28,6 +28,7 @@ from gateway.shares import BURST_S, MAX_CLIENTS, SHARE, LoopShares
 from gateway.turns import Turns, turns_of
 from tests.gateway.composed import CHAT, completion, composed
 from tests.gateway.conftest import eventually, running
+from tests.support.compiled import uncompiled
 from tests.support.fakes import FakeReplica
 from tests.support.in_memory import BytesRequest, replica
 
@@ -156,6 +157,7 @@ async def test_decompression_is_charged_and_leaves_the_loop() -> None:
         assert threads.calls
 
 
+@uncompiled
 async def test_block_keys_are_charged() -> None:
     """The clock advances much between two readings."""
     readings = iter(range(10**9))
@@ -168,6 +170,7 @@ async def test_block_keys_are_charged() -> None:
         assert turns.exceeds_share(large.lease.account.client)
 
 
+@uncompiled
 async def test_a_client_beyond_its_share_has_its_requests_translated_elsewhere() -> None:
     process = RecordedProcess()
     parsing, request, api = Parsing(process, 256, 16), BytesRequest(chat(TEXT[: SMALL_BYTES + 9]), "/v1/messages"), Messages()

@@ -355,6 +355,7 @@ async def test_what_failed_after_a_limit_of_ours_has_nobody_to_be_compared_with(
         assert await cut_off(run) == 0
 
 
+@uncompiled
 async def test_the_second_attempt_has_the_rest_of_the_first_ones_time() -> None:
     """The first one takes all of it, by the gateway's clock; the second one would wait for ever."""
     ahead, late = 0.0, list[str]()
