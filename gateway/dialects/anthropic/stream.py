@@ -120,8 +120,8 @@ class MessageReader(NamedReader):
 
     def finish(self) -> bytes:
         rest = super().finish()
-        if self.done or self.within_event or self.reported or not self._stopped:
-            return rest
+        if self.done or self.within_event or self._held or self.reported or not self._stopped:
+            return rest  # it is complete, or was cut
         self.done = True
         return rest + b"\n\n" + _END if rest else _END
 
