@@ -23,7 +23,7 @@ UNANSWERED: Final = frozenset([QUEUED, IN_PROGRESS, FAILED, CANCELLED])  # witho
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnNames:
-    """The names of a turn of a prompt log; the defaults are those of an ordinary response. head, input_head: of the log with
+    """The names of a turn of a prompt log; the defaults belong to an ordinary response. head, input_head: of the log with
     and without the answer. form: the dialect of its input and output. frame: its name. after_input: it goes on from its
     parent's input. issuer: the pool that made its sealed parts. digests: of its entries, 32 bytes each. open: ids of the calls
     without a result, after the input and after the output, JSON.

@@ -33,7 +33,7 @@ OPERATION: Final = "prompt_log.appended"
 MAX_HISTORY: Final = 1 << 30  # bytes of a base; only the lengths of its digests are looked at
 
 
-class Appending:
+class LogAppender:
     """Answers these requests. wall_clock: Unix seconds."""
 
     def __init__(self, parsing: Parsing, metrics: PromptLogMetrics, wall_clock: Callable[[], float]) -> None:

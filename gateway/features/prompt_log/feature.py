@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.core import Core
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.prompt_log import appending, log_api, naming_phase, own_turns
-from gateway.features.prompt_log.appending import Appending
+from gateway.features.prompt_log.appending import LogAppender
 from gateway.features.prompt_log.base_phase import BasePhase
 from gateway.features.prompt_log.log_api import LogApi
 from gateway.features.prompt_log.metrics import PromptLogMetrics
@@ -21,7 +21,7 @@ def install(core: Core) -> None:
     core.parsing.process.operations[naming_phase.OPERATION] = "gateway.features.prompt_log.job:compute"
     core.parsing.process.operations[appending.OPERATION] = "gateway.features.prompt_log.job:appended"
     core.parsing.process.operations[log_api.OPERATION] = "gateway.features.prompt_log.job:entries"
-    append = Appending(core.parsing, metrics, core.wall_clock)
+    append = LogAppender(core.parsing, metrics, core.wall_clock)
     logs = LogApi(core.live, core.parsing, store, append, core.replies, core.extensions.entering)
     core.extensions.answerers.append(Answerer(logs.claims, logs.answer))
     core.extensions.answerers.insert(0, Answerer(base.in_background, base.refuse))  # before runs are started

@@ -27,7 +27,7 @@ from gateway.errors import GatewayError, over_budget
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.records import FoundTurn
 from gateway.features.histories.turns import TurnStore
-from gateway.features.prompt_log.appending import Appending
+from gateway.features.prompt_log.appending import LogAppender
 from gateway.features.prompt_log.bases import HISTORY_SHARE, Base, base_of, found_turns, log_error, not_answering
 from gateway.features.prompt_log.header import invalid
 from gateway.features.prompt_log.job import entries
@@ -55,7 +55,7 @@ class LogApi:
         live: Live,
         parsing: Parsing,
         store: LazyStore[TurnStore] | None,
-        append: Appending,
+        append: LogAppender,
         replies: Replies,
         entering: list[Phase],
     ) -> None:
