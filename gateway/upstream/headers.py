@@ -1,7 +1,7 @@
 """Header forwarding: a client's request headers to the replica, a replica's answer headers to the client.
 
-Only hop-by-hop headers (RFC 9110, section 7.6.1), headers that the gateway sets itself, and one that chooses a cache behind the
-gateway's back are dropped; the others are forwarded byte for byte.
+Only hop-by-hop headers (RFC 9110, section 7.6.1), headers that the gateway sets itself, and a header that chooses a cache of
+one engine are dropped; the others are forwarded byte for byte.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HOP_BY_HOP: Final = frozenset(
 # Set by the gateway for the replica. Answers must be uncompressed: the usage in them is read.
 _REQUEST_OWN: Final = _HOP_BY_HOP.union(
     [b"host", b"content-length", b"content-encoding", b"accept-encoding", b"expect", b"x-request-id"]
-) | {b"x-warmroute-admin-key", b"x-warmroute-via", b"prompt-log", b"x-data-parallel-rank"}  # rank: each has a cache
+) | {b"x-warmroute-admin-key", b"x-warmroute-via", b"prompt-log", b"x-data-parallel-rank"}  # each rank of an engine has a cache
 _ENCODED_OWN: Final = _REQUEST_OWN - {b"content-encoding"}
 _ANSWER_OWN: Final = _HOP_BY_HOP | {b"date", b"server", b"content-length", b"x-request-id", b"request-id", b"prompt-log"}
 _LOCATIONS: Final = frozenset([b"location", b"content-location"])

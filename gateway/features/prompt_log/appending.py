@@ -10,7 +10,6 @@ import orjson
 
 from gateway.admission.memory import LARGE_BODY
 from gateway.database.failures import StoreError, StoreFailed
-from gateway.dialects.json_structure import is_quick
 from gateway.errors import over_budget
 from gateway.features.histories.histories import full
 from gateway.features.histories.records import FoundTurn, StoreFullError
@@ -45,10 +44,11 @@ class LogAppender:
     async def answer(self, exchange: Exchange, store: TurnStore) -> bytes:
         """Raises GatewayError and StoreFailed."""
         raw, lease = exchange.api.body, exchange.request.lease
-        if is_quick(raw):
-            found = await self._parsing.turns.take(partial(appended, raw))
+        client = lease.account.client
+        if self._parsing.is_quick(raw, client):
+            found = await self._parsing.turns.take(partial(appended, raw), client)
         else:
-            found = await self._parsing.process.run((OPERATION,), raw, lease.account.client)
+            found = await self._parsing.process.run((OPERATION,), raw, client)
         form, base_head, expected, ttl, start, end = found
         if end - start >= LARGE_BODY and not lease.grow(2 * (end - start)):
             raise over_budget(0, lease.account.largest)

@@ -21,7 +21,6 @@ import orjson
 from gateway.admission.memory import LARGE_BODY
 from gateway.config.live import Live
 from gateway.database.failures import StoreFailed
-from gateway.dialects.json_structure import is_quick
 from gateway.dialects.table import UNLOGGED
 from gateway.errors import GatewayError, over_budget
 from gateway.features.histories.lazy import LazyStore
@@ -141,8 +140,8 @@ class LogApi:
                 raise log_error(409, "prompt_log_diverged", text, "since", length=len(chains), heads=heads)
             first = chains.index(since) + 1
         joined, sizes = b"".join(base.before), [len(piece) for piece in base.before]
-        if is_quick(joined):
-            found = await self._parsing.turns.take(partial(entries, joined, turn.form, sizes, first, int(limit)))
+        if self._parsing.is_quick(joined, client):
+            found = await self._parsing.turns.take(partial(entries, joined, turn.form, sizes, first, int(limit)), client)
         else:
             operation = OPERATION, turn.form, sizes, first, int(limit)
             found = await self._parsing.process.run(operation, joined, client)

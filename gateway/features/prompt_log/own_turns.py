@@ -28,7 +28,9 @@ class OwnTurns:
     ) -> OwnTurn:
         """The part of a log that a body has (`own_turn`). Raises GatewayError 400, 413, 500 or 503."""
         if len(body) <= QUICK_BYTES and signs(body) <= QUICK_SIGNS:
-            return await self._parsing.turns.take(partial(own_named, body, form, chain, bases, named=named))
+            return await self._parsing.turns.take(
+                partial(own_named, body, form, chain, bases, named=named), lease.account.client
+            )
         with parsing(lease, len(body)):
             operation = OPERATION, form, chain, [list(ids) for ids in bases], named
             found = await self._parsing.process.run(operation, body, lease.account.client)
