@@ -139,3 +139,17 @@ async def test_look_ups_use_the_indexes_of_heads(tmp_path: object) -> None:
         for column in ("head", "input_head"):
             plan = await store._database.read(lambda each, column=column: each.execute(text(query.format(column))).all())  # type: ignore[misc]
             assert f"warmroute_responses_by_{column}" in str(plan)
+
+
+async def test_what_goes_on_from_a_head_and_its_deletion(url: str) -> None:
+    async with opened(url) as store:
+        await store.put_turn(turn("turn_1", head="a", input_head="i"))
+        await store.put_turn(turn("turn_2", "turn_1", head="b"))
+        await store.put_turn(turn("turn_3", "turn_1", head="c", after_input=True))
+        for head, expected in (("a", ["b"]), ("i", ["a", "c"]), ("c", [])):
+            found = await store.going_on("o", head, await store.turns_at("o", head))
+            assert sorted(each.head for each in found) == expected
+        assert await store.delete_turns("p", "a", tree=True) == 0
+        assert await store.delete_turns("o", "b", tree=False) == 1
+        assert await store.delete_turns("o", "c", tree=True) == 2
+        await agrees(store)
