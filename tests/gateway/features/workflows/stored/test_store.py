@@ -43,9 +43,8 @@ async def filled(store: DocumentStore, rows: list[tuple[str, int]]) -> None:
     """An owner with these names and versions, in one transaction."""
 
     def work(connection: Connection) -> None:
-        for name, version in rows:
-            row = {"owner": "o", "name": name, "version": version, "created_at": 1.0, "document": b"x", "entry": b"y"}
-            connection.execute(insert(workflows).values(row))
+        same = {"owner": "o", "created_at": 1.0, "document": b"x", "entry": b"y"}
+        connection.execute(insert(workflows), [{**same, "name": name, "version": version} for name, version in rows])
         change(connection, "o", len(rows) * (2 + ROW))
 
     await store._database.write(work)
