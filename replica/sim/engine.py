@@ -183,7 +183,7 @@ class SimEngine:
         return encoded
 
     def decode(self, tokens: list[int], special: bool = False) -> str:
-        return self.detokenizer().push(tokens)
+        return sim_text.decode(tokens) if self._script is None else sim_text.decode(tokens, self._script.texts)
 
     def detokenizer(self, special: bool = False) -> Detokenizer:
         return sim_text.WordDetokenizer() if self._script is None else sim_text.WordDetokenizer(self._script.texts)

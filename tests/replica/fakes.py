@@ -108,6 +108,7 @@ class WatchedEngine(SimEngine):
 
 class _BreakableDetokenizer(WordDetokenizer):
     def __init__(self, engine: WatchedEngine) -> None:
+        super().__init__()
         self._engine = engine
 
     def push(self, tokens: Items[int]) -> str:
