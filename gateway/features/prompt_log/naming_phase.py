@@ -76,7 +76,7 @@ class NamingPhase:
     async def _names(self, exchange: Exchange, form: str) -> LogNames:
         body, lease = exchange.api.body, exchange.request.lease
         if len(body) <= QUICK_BYTES and signs(body) <= QUICK_SIGNS:
-            return await self._parsing.turns.take(partial(named, body, form))
+            return await self._parsing.turns.take(partial(named, body, form), lease.account.client)
         with parsing(lease, len(body)):
             found = await self._parsing.process.run((OPERATION, form), body, lease.account.client)
         frame, length, chain, latest = found
