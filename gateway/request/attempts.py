@@ -61,6 +61,8 @@ MAX_HELD_ANSWER: Final = 1 << 20  # bytes; a plain answer up to this size is rea
 SIGN_OF_LIFE_S: Final = 10.0  # a replica is at work if it sent a byte of any answer within this time
 _MAX_ERROR: Final = 64 << 10  # bytes of an error to be translated
 _CANNOT: Final = frozenset([UNKNOWN_PATH, UNFIT])  # no failures: the engine cannot serve the request
+GATEWAY_TIMEOUT: Final = 504
+LATE_S: Final = 10.0  # an earlier 504 means that the proxy cannot reach the replica
 _FREE: Final = _CANNOT | {REFUSED, UNREACHABLE, "reset", NO_ACCESS}  # a retry after these needs no budget and no pause
 
 
@@ -113,7 +115,7 @@ class Attempts:
                 else:
                     _close(refusal)
                     refusal = None
-                    if answer.status < 400 or is_answer(answer):
+                    if answer.status < 400 or is_answer(answer) or self._is_late(exchange, answer):
                         verdicts.answered = True
                         attempts.error = _summary(answer) if answer.status >= 400 else ""
                         attempts.sent = reached + answer.sends
@@ -138,6 +140,10 @@ class Attempts:
             if verdicts.failed:
                 verdicts.judge(self._clock())
         raise self._no_answer(exchange)
+
+    def _is_late(self, exchange: Exchange, answer: ReplicaAnswer) -> bool:
+        """True for the time limit of a proxy in front of the replica, which computed meanwhile."""
+        return answer.status == GATEWAY_TIMEOUT and self._clock() - exchange.attempts.since > LATE_S
 
     def _begin(self, exchange: Exchange) -> None:
         if not exchange.attempts.failed:  # else the request comes from another pool, where it was counted

@@ -378,6 +378,27 @@ async def test_the_second_attempt_has_the_rest_of_the_first_ones_time() -> None:
         assert b"timeouts.total_s" in reply.body
 
 
+@uncompiled
+@pytest.mark.parametrize(("took_s", "sent"), [(60.0, 1), (0.0, 2)])
+async def test_the_late_504_of_a_proxy_is_not_computed_again(took_s: float, sent: int) -> None:
+    """An early one means that it cannot reach its replica. took_s: by the gateway's clock."""
+    ahead, asked = 0.0, 0
+
+    async def answer(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        nonlocal ahead, asked
+        asked += 1
+        ahead += took_s
+        writer.write(http(504, b"upstream request timeout"))
+
+    async with FakeReplica([answer]) as one, FakeReplica([answer]) as two:
+        around = Surroundings(clock=lambda: time.monotonic() + ahead)
+        gateway = compose(config_over(one, two, **TURNS), LOGGED, around)
+        async with gateway.background(), asyncio.timeout(40):
+            reply = await gateway.lifecycle.serve(BytesRequest(orjson.dumps(BODY), CHAT))
+        assert isinstance(reply, BytesReply)
+        assert (reply.status, asked) == (504, sent)
+
+
 async def test_a_call_that_is_repeated_on_a_fresh_connection_has_the_rest_of_its_time() -> None:
     async def late(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.1)
