@@ -499,7 +499,7 @@ def filled(text: str, labels: Mapping[str, str], value: str) -> str:
 
 
 def checked(name: str, tests: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """By the rule alone, with the ones that it reads: promtool computes each rule of a file for each minute."""
+    """By the rule alone, with the ones that it reads: promtool computes each rule of a file for each minute. name: "": none."""
     needed = [each for each in (*alerts(), *rules("record")) if name in (each.get("alert"), each.get("record"))]
     for record in reversed(list(rules("record"))):  # a later one may read an earlier one
         if any(record["record"] in each["expr"] for each in needed):

@@ -81,7 +81,7 @@ def series(service: str, pod: str, **values: float) -> list[dict[str, str]]:
 def evaluated(query: str, given: Sequence[Mapping[str, str]], value: float, folder: Path) -> None:
     """Fails unless the query comes to this value."""
     expression = {"expr": query, "eval_time": "5m", "exp_samples": [{"value": value}]}
-    checked([{"interval": "1m", "input_series": list(given), "promql_expr_test": [expression]}], folder)
+    checked("", [{"interval": "1m", "input_series": list(given), "promql_expr_test": [expression]}], folder)
 
 
 FULL: Mapping[str, float] = {

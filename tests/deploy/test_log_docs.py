@@ -33,7 +33,7 @@ class Lines:
 
 def written() -> set[str]:
     """The fields that the code can write, whatever the request: the keys in the functions that make the line, and those that
-    features add to `SettledRequest.fields`.
+    features add to `SettledRequest.fields`, or to the fields of a run's requests.
     """
     tree = ast.parse(ACCESS_LOG.read_text("utf-8"))
     keys = [key for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys]
@@ -43,7 +43,7 @@ def written() -> set[str]:
             if (
                 isinstance(node, ast.Assign)
                 and isinstance(node.value, ast.Dict)
-                and ast.unparse(node.targets[0]) == "record.fields"
+                and ast.unparse(node.targets[0]) in ("record.fields", "fields_of_steps")
             ):
                 keys += node.value.keys
     return {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
@@ -13,7 +13,6 @@ from gateway.database.failures import StoreError, StoreFailed
 from gateway.errors import over_budget
 from gateway.features.histories.histories import full
 from gateway.features.histories.records import FoundTurn, StoreFullError
-from gateway.features.histories.turns import TurnStore
 from gateway.features.prompt_log.base_phase import diverged
 from gateway.features.prompt_log.bases import base_of, found_turns, log_error, open_calls
 from gateway.features.prompt_log.header import Wishes, invalid
@@ -27,6 +26,9 @@ from gateway.features.prompt_log.turns.answers import COMPLETED, AnswerTurn
 from gateway.parser.parsing import Parsing
 from gateway.request.exchange import Exchange
 from gateway.request.owner import owner
+
+if TYPE_CHECKING:
+    from gateway.features.histories.turns import TurnStore
 
 OPERATION: Final = "prompt_log.appended"
 MAX_HISTORY: Final = 1 << 30  # bytes of a base; only the lengths of its digests are looked at

@@ -10,7 +10,7 @@ history of stored responses joins the turns (`histories/log_turn.py`), for these
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.admission.memory import LARGE_BODY
 from gateway.config.live import Live
@@ -20,7 +20,6 @@ from gateway.errors import GatewayError, over_budget
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.log_turn import LOG_TURN
 from gateway.features.histories.records import FoundTurn
-from gateway.features.histories.turns import TurnStore
 from gateway.features.histories.whole import WholeBodies
 from gateway.features.prompt_log.bases import (
     HISTORY_SHARE,
@@ -46,6 +45,9 @@ from gateway.request.client import ClientReply, InternalRequest
 from gateway.request.exchange import Exchange
 from gateway.request.owner import owner
 from gateway.server.http.request_head import HeaderFields
+
+if TYPE_CHECKING:
+    from gateway.features.histories.turns import TurnStore
 
 _NAME: Final = HEADER.lower().encode()
 _EMPTY_FRAME: Final = frame_name({})

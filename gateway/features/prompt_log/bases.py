@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
@@ -18,9 +18,11 @@ from gateway.features.histories.records import (
     StoredResponse,
     UnknownObjectError,
 )
-from gateway.features.histories.turns import TurnStore
 from gateway.features.prompt_log.naming.chain import DIGEST, chains_of, head_name
 from gateway.features.prompt_log.naming.forms import LATEST
+
+if TYPE_CHECKING:
+    from gateway.features.histories.turns import TurnStore
 
 HISTORY_SHARE: Final = 0.9  # of the largest body, which leaves room for the own turns
 _NONE: Final = "It was not kept, was deleted, or belongs to other credentials. Send the whole conversation, with keep."

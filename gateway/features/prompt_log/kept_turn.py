@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from hashlib import sha256
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
@@ -16,7 +16,6 @@ from gateway.database.failures import StoreError, StoreFailed
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.log_turn import LogTurn
 from gateway.features.histories.records import TURN, FoundTurn, StoredResponse, StoreFullError, TurnNames
-from gateway.features.histories.turns import TurnStore
 from gateway.features.prompt_log.header import Wishes
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming.canonical import NoNameError
@@ -24,6 +23,9 @@ from gateway.features.prompt_log.naming.chain import chains_of, digest_of, head_
 from gateway.features.prompt_log.naming.entries import Entry
 from gateway.features.prompt_log.turns.answers import AnswerTurn, response_answer
 from gateway.features.prompt_log.turns.own_turn import OwnTurn
+
+if TYPE_CHECKING:
+    from gateway.features.histories.turns import TurnStore
 
 MAX_OPEN: Final = 64 << 10  # bytes of ids
 _ID_CHARS: Final = 32

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl
 
 import orjson
@@ -25,7 +25,6 @@ from gateway.dialects.table import UNLOGGED
 from gateway.errors import GatewayError, over_budget
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.records import FoundTurn
-from gateway.features.histories.turns import TurnStore
 from gateway.features.prompt_log.appending import LogAppender
 from gateway.features.prompt_log.bases import HISTORY_SHARE, Base, base_of, found_turns, log_error, not_answering
 from gateway.features.prompt_log.header import invalid
@@ -37,6 +36,9 @@ from gateway.request.exchange import Exchange
 from gateway.request.extensions import Phase
 from gateway.request.owner import owner
 from gateway.request.phases.replies import JSON_LINE, Replies
+
+if TYPE_CHECKING:
+    from gateway.features.histories.turns import TurnStore
 
 OPERATION: Final = "prompt_log.entries"
 PATH: Final = "/v1/logs"

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.admission.memory import parsing
 from gateway.dialects.json_structure import signs
 from gateway.errors import GatewayError
 from gateway.features.histories.lazy import LazyStore
-from gateway.features.histories.turns import TurnStore
 from gateway.features.prompt_log.base_phase import diverged
 from gateway.features.prompt_log.job import named
 from gateway.features.prompt_log.kept_turn import TurnKeeper
@@ -29,6 +28,9 @@ from gateway.features.prompt_log.own_turns import QUICK_BYTES, QUICK_SIGNS
 from gateway.parser.parsing import Parsing
 from gateway.request.exchange import Exchange
 from gateway.request.owner import owner
+
+if TYPE_CHECKING:
+    from gateway.features.histories.turns import TurnStore
 
 OPERATION: Final = "prompt_log"
 

@@ -89,7 +89,8 @@ class WorkflowRun:
         self.scheduler = RunScheduler(
             order.workflow, order.inputs, order.max_tokens, repeatable, id_, engines=engines, passed=order.passed
         )
-        self._context = StepContext({"run": id_, "workflow": order.label}, order.defined)
+        fields_of_steps = {"run": id_, "workflow": order.label}
+        self._context = StepContext(fields_of_steps, order.defined)
         self._usage = RunUsage(self.scheduler, order.cost_usd)
         self.receipt = self._usage.receipt
 

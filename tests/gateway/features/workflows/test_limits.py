@@ -103,9 +103,9 @@ async def test_many_kills_leave_places_leases_and_memory_as_before(tmp_path: Pat
         tasks = len(asyncio.all_tasks())
         for at in range(runs - 1):
             await one(run, background=bool(at % 2))
-        gateway, api = run.gateway, run.gateway[WorkflowEndpoint].api
+        gateway, endpoint = run.gateway, run.gateway[WorkflowEndpoint]
         assert len(scripted.cut) == runs * KILLED
-        assert gateway[Runs].places.taken == len(api.background) == api.running == 0
+        assert gateway[Runs].places.taken == len(endpoint.api.background) == len(endpoint.recent) == 0
         await eventually(lambda: gateway.router.ledger.open_leases == 0)
         await eventually(lambda: len(asyncio.all_tasks()) <= tasks + 4)
         for key in list(gateway[Runs].logs.keys()):
