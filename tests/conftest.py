@@ -60,15 +60,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Iterator[None]:
-    """Excludes the tests and their imports from garbage collection, because they have millions of objects; what tests make is
-    collected seldom.
-    """
+    """Excludes the tests and their imports from garbage collection, because they have millions of objects."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
-        gc.set_threshold(20_000, 20, 100)
         gc.enable()
 
 
