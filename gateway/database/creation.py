@@ -27,8 +27,9 @@ def make_tables(connection: Connection, tables: Tables) -> None:
     if not _complete(connection, tables):
         if connection.dialect.name != SQLITE:
             connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _LOCK})
-        _migrate(connection, tables)
-        _make(connection, tables)
+        if not _complete(connection, tables):  # else another gateway has made them, and writes already
+            _migrate(connection, tables)
+            _make(connection, tables)
     check_version(connection, tables)
 
 
