@@ -129,6 +129,7 @@ async def _serve_until_signal(config: Config, requests: RequestLog, source: Conf
             log.info("listening", extra={"url": url, **sides.urls, **logs.first_of("replicas", urls(), LOGGED), **about})
 
         await serving_of(config)(ServeResources(config, requests, source, sides, ending, started))
+    await loop.shutdown_default_executor()  # the signals are blocked in this thread only
     late = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # signals that must not change the exit status
     signal.pthread_sigmask(signal.SIG_BLOCK, late)
     for number in late:
