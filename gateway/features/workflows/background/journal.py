@@ -75,6 +75,7 @@ class StoredRunJournal(RunJournal):
             try:
                 if await write():
                     return
+                self.ending = False
                 self._lost()
                 await _forever()
             except StoreFullError as failure:

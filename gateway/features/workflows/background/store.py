@@ -147,8 +147,11 @@ class WorkflowRunStore:
         return await self._database.write(work)
 
     async def finish(self, key: RunKey, runner: str, status: str, result: bytes, sequence: int) -> bool:
-        """Stores the end of a run. False: another runner has it, or it was deleted."""
+        """Stores the end of a run. False: another runner has it, or it was deleted. Idempotent, because the commit of an
+        earlier try may be in doubt.
+        """
         now = self._clock()
+        ended = and_(_is(*key), workflow_runs.c.runner == runner, workflow_runs.c.status == status)
 
         def work(connection: Connection) -> bool:
             values = {"status": status, "result": result, "sequence": sequence, "expires_at": now + self._ttl_s}
@@ -156,7 +159,8 @@ class WorkflowRunStore:
             changed: Any = connection.execute(update(workflow_runs).where(_mine(key, runner)).values(**values, **size))
             if changed.rowcount:
                 change(connection, key[0], len(result))
-            return bool(changed.rowcount)
+                return True
+            return connection.execute(select(workflow_runs.c.id).where(ended)).one_or_none() is not None
 
         return await self._database.write(work)
 

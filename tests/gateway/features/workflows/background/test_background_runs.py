@@ -148,6 +148,18 @@ async def test_a_deleted_one_is_gone_and_deleting_is_idempotent(tmp_path: Path) 
         await eventually(lambda: run.gateway.memory.held == 0)
 
 
+async def test_one_that_is_deleted_while_it_ends_leaves_the_process(tmp_path: Path) -> None:
+    async with stored_runs(tmp_path, ScriptedAnswer("x", None), holds=True) as (scripted, run):
+        id_ = await begun(run)
+        await eventually(lambda: scripted.held)
+        background = run.gateway[WorkflowEndpoint].api.background
+        one = background.find(("", id_))
+        assert one is not None
+        assert await (await background.open()).delete("", id_)
+        one.run.cancel()
+        await eventually(lambda: run.gateway[Runs].places.taken == len(background) == 0)
+
+
 async def test_runs_of_others_are_not_found(tmp_path: Path) -> None:
     async with stored_runs(tmp_path) as (_, run):
         id_ = await begun(run, headers={"X-Tenant-Id": "acme"})

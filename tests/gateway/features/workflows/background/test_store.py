@@ -81,6 +81,9 @@ async def test_only_the_runner_writes_and_only_until_the_end(url: str) -> None:
         assert (found.status, found.sequence, found.receipt) == ("running", 7, b'{"calls":1}')
         assert not await store.finish(KEY, "two", "completed", b"{}", 9)
         assert await store.finish(KEY, "one", "completed", b"{}", 9)
+        before = await counted(store)
+        assert await store.finish(KEY, "one", "completed", b"{}", 9), "a write whose commit was in doubt"
+        assert await counted(store) == before
         assert not await store.record(KEY, "one", 1, StepRow("b", CONNECTED, b"1"), None)
         assert not await store.finish(KEY, "one", "failed", b"{}", 9)
         await store.ask_cancel(*KEY)
