@@ -39,7 +39,7 @@ from gateway.features.workflows.library import PREFIX, WorkflowLibrary
 from gateway.features.workflows.metrics import WorkflowsMetrics
 from gateway.features.workflows.recent_runs import RecentRuns
 from gateway.features.workflows.run_request import PlannedRun, RunRequestBody, RunRequests, read_body
-from gateway.features.workflows.running.calls import ModelCalls
+from gateway.features.workflows.running.calls import ModelCalls, model_of
 from gateway.features.workflows.running.event_stream import EventSender, error_event, event_bytes
 from gateway.features.workflows.running.messages import RunEvent
 from gateway.features.workflows.running.run import WorkflowRun
@@ -155,8 +155,9 @@ class WorkflowApi:
         found = estimate_of(planned.workflow, copies_of(planned.workflow), inputs, max_tokens)
         if found is None:
             return {"prompt_tokens": None, "least_tokens": None, "cost_usd": None}
+        meter, live = self._core.meter, self._core.live
         bills = [
-            (each.copies, self._core.meter.bill(each.model, Consumption(Usage(each.prompt, each.answer, 0))))
+            (each.copies, meter.bill(model_of(each.model, live), Consumption(Usage(each.prompt, each.answer, 0))))
             for each in found.steps.values()
         ]
         cost = sum(copies * dollars(bill.total) for copies, bill in bills if bill)

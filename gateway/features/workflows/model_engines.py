@@ -1,4 +1,4 @@
-"""The engines behind the models of a workflow: whose calls wait at the gate, and who takes choices in a member of their own."""
+"""The engines behind the models of a workflow: whose calls wait at the gate, who takes choices in a member of their own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from gateway.core import Core
 from gateway.errors import GatewayError
 from gateway.features.workflows.language.document import ModelCall
 from gateway.features.workflows.language.workflow import Workflow
+from gateway.features.workflows.running.calls import model_of
 from gateway.features.workflows.running.messages import EngineTraits, GatedEngine
 from gateway.features.workflows.section import AUTO, WORKFLOWS
 
@@ -15,10 +16,9 @@ def engine_traits(workflow: Workflow, core: Core) -> EngineTraits:
     config = WORKFLOWS.of(core.config)
     models = {step.work.model for step in workflow.graph.steps.values() if isinstance(step.work, ModelCall)}
     gated, choosing = dict[str, GatedEngine](), set[str]()
-    aliases = core.live.aliases
     for name in models:
         try:
-            target = core.fleet.target((aliases.of(name) if aliases else "") or name)
+            target = core.fleet.target(model_of(name, core.live))
         except GatewayError:  # the step will fail
             continue
         engines = [state.engine for state in target.replicas.values()]

@@ -25,6 +25,7 @@ from gateway.features.workflows.language.plan import RunAllowance, WorkflowPlan,
 from gateway.features.workflows.language.workflow import RunLimits, Workflow
 from gateway.features.workflows.library import OPERATOR, TENANT, NamedWorkflow, WorkflowLibrary
 from gateway.features.workflows.model_engines import engine_traits
+from gateway.features.workflows.running.calls import model_of
 from gateway.features.workflows.running.run_order import RunOrder
 from gateway.features.workflows.section import WORKFLOWS, WorkflowsConfig
 from gateway.features.workflows.stored.documents import StoredWorkflows
@@ -141,8 +142,8 @@ class RunRequests:
         for step in workflow.graph.steps.values():
             if not isinstance(step.work, ModelCall):
                 continue
-            name, aliases = step.work.model, self._core.live.aliases
-            model = (aliases.of(name) if aliases else "") or name
+            name = step.work.model
+            model = model_of(name, self._core.live)
             try:
                 if caller.grant is not None:
                     caller.grant.require_model(model)

@@ -13,6 +13,7 @@ import orjson
 from gateway.accounting.consumed import Consumption
 from gateway.accounting.money import dollars
 from gateway.admission.memory import parsing
+from gateway.config.live import Live
 from gateway.core import Core
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
@@ -30,6 +31,11 @@ from gateway.request.record import SettledRequest
 PATHS: Final = {CHAT: "/v1/chat/completions", "text": "/v1/completions"}
 LEAST_BYTES: Final = 3  # of a prompt for a token, on average
 NO_USAGE: Final = CallUsage()
+
+
+def model_of(name: str, live: Live) -> str:
+    """The model that is served, and has the price, under this name."""
+    return (live.aliases.of(name) if live.aliases else "") or name
 
 
 class UsageObserver:
@@ -73,7 +79,7 @@ class ModelCalls:
         work = call.step.work
         assert isinstance(work, ModelCall)
         usage = Usage(len(orjson.dumps(call.body)) // LEAST_BYTES + 1, int(call.body["max_tokens"]), 0)
-        bill = self._core.meter.bill(work.model, Consumption(usage))
+        bill = self._core.meter.bill(model_of(work.model, self._core.live), Consumption(usage))
         return dollars(bill.total) if bill else 0.0
 
     def prepare(

@@ -323,6 +323,15 @@ async def test_a_limit_of_money_ends_a_run_before_a_step_that_could_exceed_it() 
     assert 0.002 <= found["usage"]["cost_usd"] < 0.0021
 
 
+async def test_the_price_of_an_alias_is_that_of_its_model() -> None:
+    steps = {"a": {"chat": {**CHAT["chat"], "model": "other", "max_tokens": 100}, "yield": "a"}}
+    async with engine(prices={"m": {"input": 1, "output": 1000}}, model_aliases={"other": "m"}) as (scripted, run):
+        body = {"workflow": document(steps), "inputs": {"messages": [USER]}, "limits": {"cost_usd": 0.01}}
+        assert (await run.post(body, "/v1/workflows/plan"))[2]["cost_usd"] > 0.1
+        assert (await run.post(body, RUNS))[2]["incomplete_details"] == {"reason": "cost_usd"}
+    assert scripted.cache.calls == 0
+
+
 async def test_a_value_that_is_too_large_ends_the_run() -> None:
     async with engine(ScriptedAnswer("x" * (2 << 20))) as (_, run):
         found = (await run.post({"workflow": ONE, "inputs": {"messages": [USER]}}, RUNS))[2]
