@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from gateway.features.workflows.language.document import ConnectorCall, EachItem, LetValue, ModelCall, SwitchArms
 from gateway.features.workflows.language.expressions import INPUTS, Expression
+from gateway.features.workflows.language.operations import WorkBudget
 from gateway.features.workflows.language.prefixes import PrefixUnion, PromptOutlines, PromptPiece
 from gateway.features.workflows.language.templates import TextTemplate
-from gateway.features.workflows.language.values import EvaluationError, text_of
+from gateway.features.workflows.language.values import EvaluationError, ValueTooLargeError, text_of
 from gateway.features.workflows.language.workflow import Workflow
 
 BYTES_PER_TOKEN: Final = 4
@@ -42,7 +43,9 @@ class RunEstimate:
 def estimate_of(
     workflow: Workflow, copies: Mapping[str, int], inputs: Mapping[str, Any], max_tokens: int
 ) -> RunEstimate | None:
-    """None: a prompt has a part of unknown size. copies: of each step at most. inputs: the given ones."""
+    """None: a prompt has a part of unknown size, or the inputs are too large, or their expressions too much work. copies: of
+    each step at most. inputs: the given ones.
+    """
     try:
         return _Estimation(workflow, copies, inputs, max_tokens).estimate()
     except _UnknownSizeError:
@@ -50,7 +53,7 @@ def estimate_of(
 
 
 class _UnknownSizeError(Exception):
-    """A connector gives it."""
+    """A connector gives it, or it is too much work."""
 
 
 class _Estimation:
@@ -61,10 +64,16 @@ class _Estimation:
         self._variables = {
             step.work.variable: step.work for step in self._graph.steps.values() if isinstance(step.work, EachItem)
         }
+        self._budget = WorkBudget()
         self._answers: dict[str, int] = {}
+        self._found: dict[str, int] = {}  # of expressions of inputs, and of names, by their text
 
     def estimate(self) -> RunEstimate:
         """Raises _UnknownSizeError."""
+        try:
+            self._budget.charge(self._inputs)
+        except EvaluationError:
+            raise _UnknownSizeError from None
         union, steps = PrefixUnion(), {}
         for name, step in self._graph.steps.items():
             if not isinstance(step.work, ModelCall):
@@ -95,19 +104,31 @@ class _Estimation:
 
     def _expression(self, expression: Expression) -> int:
         roots = {each.root for each in expression.references}
-        if roots <= {INPUTS}:
-            try:
-                return sum(map(_tokens, _texts(expression.evaluate({INPUTS: self._inputs}))))
-            except EvaluationError:  # an input is missing
-                return 0
-        return sum(self._named(root) for root in roots)
+        if not roots <= {INPUTS}:
+            return sum(map(self._named, roots))
+        if expression.text not in self._found:
+            self._found[expression.text] = self._evaluated(expression)
+        return self._found[expression.text]
+
+    def _evaluated(self, expression: Expression) -> int:
+        try:
+            value = expression.evaluate({INPUTS: self._inputs}, self._budget)
+            self._budget.charge(value)
+        except ValueTooLargeError:
+            raise _UnknownSizeError from None
+        except EvaluationError:  # an input is missing
+            return 0
+        return sum(map(_tokens, _texts(value)))
 
     def _named(self, name: str) -> int:
-        if name == INPUTS:
-            return sum(map(_tokens, _texts(self._inputs)))
-        if name in self._variables:
-            return self._size(self._variables[name].items.value)
-        return self._answer(name)
+        if name not in self._found:
+            if name == INPUTS:
+                self._found[name] = sum(map(_tokens, _texts(self._inputs)))
+            elif name in self._variables:
+                self._found[name] = self._size(self._variables[name].items.value)
+            else:
+                return self._answer(name)
+        return self._found[name]
 
     def _answer(self, name: str) -> int:
         """Tokens of the result of a step."""

@@ -12,9 +12,9 @@ HISTORY = [{"role": "user", "content": "x" * 4000}]
 CHAT = {"from": "${inputs.messages}"}
 
 
-def estimated(steps: dict[str, Any]) -> RunEstimate | None:
+def estimated(steps: dict[str, Any], messages: list[dict[str, str]] = HISTORY) -> RunEstimate | None:
     workflow = workflow_of(steps)
-    return estimate_of(workflow, copies_of(workflow), {"messages": HISTORY}, 100)
+    return estimate_of(workflow, copies_of(workflow), {"messages": messages}, 100)
 
 
 def message(text: str) -> dict[str, str]:
@@ -58,3 +58,13 @@ def test_models_share_nothing_and_connectors_have_no_size() -> None:
     assert two.least_tokens == two.prompt_tokens
     steps = {"r": {"call": {"use": "rag"}}, "a": {"chat": {"append": [message("${r.value}")]}}}
     assert estimated(steps) is None
+
+
+def test_it_is_unknown_where_the_inputs_are_too_much_work() -> None:
+    nested = ["lower(" * 40 + f"inputs.messages[0].content[{at}:]" + ")" * 40 for at in range(3)]
+    steps = {f"s{at}": {"chat": {"append": [message(f"${{{each}}}")]}} for at, each in enumerate(nested)}
+    assert estimated(steps)
+    assert estimated(steps, [message("x" * 200_000)]) is None
+    same = {f"s{at}": {"chat": {"append": [message(f"${{{nested[0]}}}")]}} for at in range(9)}
+    assert estimated(same, [message("x" * 200_000)]), "one expression is evaluated once"
+    assert estimated({"a": {"chat": CHAT}}, [message("x" * 1000)] * 2000) is None, "a run would refuse inputs of this size"
