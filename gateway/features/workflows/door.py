@@ -17,12 +17,14 @@ from uuid import uuid4
 import orjson
 
 from gateway.core import Core
+from gateway.dialects.body import json_object
 from gateway.dialects.dialect import StreamReader
 from gateway.dialects.openai.request import CHAT
 from gateway.errors import GatewayError, bad_request, shutting_down
 from gateway.features.runs.event_log import EventLog, Logs
 from gateway.features.translation.answers import TranslatedAnswers
 from gateway.features.translation.table import TRANSLATIONS
+from gateway.features.translation.translation import Translation
 from gateway.features.workflows.language.document import ModelCall
 from gateway.features.workflows.language.functions import FUNCTIONS
 from gateway.features.workflows.language.inputs import MESSAGES
@@ -145,11 +147,18 @@ class WorkflowDoor:
         if translation is None:
             raise _unfit("model", f"A workflow answers chat, Messages and Responses, not {exchange.record.path[:60]}.")
         if len(raw) > _INLINE_BYTES:
-            request = await asyncio.to_thread(translation.request, raw)
+            echo, body = await asyncio.to_thread(_as_chat, translation, raw)
         else:
-            request = translation.request(raw)
-        answers = TranslatedAnswers(translation, request.echo, exchange.record.id, 0)
-        return DoorForm(exchange, orjson.loads(request.body), answers)
+            echo, body = _as_chat(translation, raw)
+        return DoorForm(exchange, body, TranslatedAnswers(translation, echo, exchange.record.id, 0))
+
+
+def _as_chat(translation: Translation, raw: bytes) -> tuple[bytes, dict[str, Any]]:
+    """The request as chat, after the part of it that its answer repeats. Raises GatewayError 400."""
+    request = translation.request(raw)
+    body: dict[str, Any] = orjson.loads(request.body)
+    given = json_object(raw).get("workflow_inputs")  # no member of these APIs
+    return request.echo, body if given is None else body | {"workflow_inputs": given}
 
 
 class DoorForm:

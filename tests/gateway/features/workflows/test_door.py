@@ -182,6 +182,18 @@ async def test_the_last_text_goes_to_the_only_required_text(tmp_path: Path) -> N
     assert scripted.replica.requests[0].json["messages"][-1]["content"] == "about hello this"
 
 
+@pytest.mark.parametrize(
+    ("path", "more"), [("messages", {"messages": [USER], "max_tokens": 9}), ("responses", {"input": "hello"})]
+)
+async def test_other_inputs_are_given_in_each_api(tmp_path: Path, path: str, more: dict[str, Any]) -> None:
+    step = {"chat": {"append": [{"role": "user", "content": "about ${inputs.t}"}]}, "yield": "a"}
+    inputs = {"q": {"type": "messages", "required": True}, "t": {"type": "string", "required": True}}
+    body = {"model": "workflow:ask", "workflow_inputs": {"t": "this"}, **more}
+    async with served(tmp_path, document({"a": step}, name="ask", inputs=inputs)) as (scripted, run):
+        assert (await run.post(body, f"/v1/{path}"))[0] == 200
+    assert scripted.replica.requests[0].json["messages"][-1]["content"] == "about this"
+
+
 async def test_an_error_before_the_first_byte_has_the_status_of_its_step(tmp_path: Path) -> None:
     failing = ScriptedEngine(lambda _body: ScriptedAnswer("too long", status=400))
     async with served(tmp_path, engine=failing) as (_, run):
