@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Final
 
 from gateway.admission.memory import PARSE_COPIES, largest_of, limit_for, peak_of
 from gateway.config.addresses import host_and_port, is_loopback
@@ -14,6 +15,8 @@ from gateway.config.sections import processes_of
 from gateway.config.source import LoadedConfig
 from gateway.features.declaring import Advice, imported
 from gateway.features.table import FEATURES
+
+_WORKFLOW: Final = "workflow:"  # models of the gateway itself begin with this
 
 
 def warnings_of(loaded: LoadedConfig) -> list[Problem]:
@@ -96,7 +99,7 @@ def _aliases(config: Config) -> Iterator[Problem]:
     if MATCH_ALL in prefixes or not all(pool.models for pool in config.pools):
         return  # any model may be served
     for alias, model in config.model_aliases.items():
-        if not any(model.startswith(name) for name in prefixes):
+        if not any(model.startswith(name) for name in (*prefixes, _WORKFLOW)):
             yield Problem(("model_aliases", alias), f"no pool serves a model with the name {model!r}")
 
 

@@ -102,6 +102,6 @@ def test_as_many_aliases_as_possible_are_checked_and_looked_up() -> None:
 
 @pytest.mark.parametrize("models", [["qwen"], ["*"], []])
 def test_an_alias_of_what_no_pool_serves_is_a_warning(models: list[str]) -> None:
-    raw = {"pools": [{**POOLS[0], "models": models}], "model_aliases": {"a": "qwen3", "b": "llama"}}
+    raw = {"pools": [{**POOLS[0], "models": models}], "model_aliases": {"a": "qwen3", "b": "llama", "c": "workflow:support"}}
     found = [str(warning) for warning in warnings_of(read(None, raw, env={}))]
     assert found == (["model_aliases.b: no pool serves a model with the name 'llama'"] if models == ["qwen"] else [])
