@@ -24,12 +24,13 @@ PIECE = 40  # characters
 
 
 class ScriptedAnswer(NamedTuple):
-    """status: of an error, whose message is the text. seconds: None: never."""
+    """status, code: of an error, whose message is the text. seconds: None: never."""
 
     text: str = "text"
     seconds: float | None = 0.0
     status: int = 200
     broken: bool = False
+    code: str = "scripted"
 
 
 Sharing = Literal["in flight", "first token", "end"]
@@ -109,7 +110,7 @@ class ScriptedEngine:
         self.moved += 1
         prompt = prompt_tokens(body)
         if answer.status != 200:
-            error = {"error": {"message": answer.text, "type": "t", "code": "scripted"}}
+            error = {"error": {"message": answer.text, "type": "t", "code": answer.code}}
             writer.write(http(answer.status, json.dumps(error).encode()))
             return
         cached, row = self.cache.prompt(body["model"], prompt, taken=self._shares == "end")

@@ -6,7 +6,7 @@ The grant of the caller is looked up before every request, so that a revoked key
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -38,24 +38,33 @@ def model_of(name: str, live: Live) -> str:
     return (live.aliases.of(name) if live.aliases else "") or name
 
 
-class UsageObserver:
-    """An observer of settled requests: the usage of steps, by the id of their request."""
+class SettledCall(NamedTuple):
+    """answered: the status of the replica's answer, 0: it had none."""
+
+    usage: CallUsage = NO_USAGE
+    answered: int = 0
+
+
+class SettledCalls:
+    """An observer of the settled requests of steps. awaited: by id."""
 
     def __init__(self) -> None:
-        self.awaited: dict[str, CallUsage] = {}
+        self.awaited: dict[str, SettledCall] = {}
 
     def __call__(self, request: SettledRequest) -> None:
         if request.id not in self.awaited:
             return
+        self.awaited[request.id] = SettledCall(self._usage(request), request.answer.answered)
+
+    def _usage(self, request: SettledRequest) -> CallUsage:
         used, bill = request.spent.consumed, request.spent.bill
         if used is None:
-            self.awaited[request.id] = CallUsage(replica=request.placement.replica)
-            return
+            return CallUsage(replica=request.placement.replica)
         usage, reported = used.usage, request.spent.usage is not None
         # The bill of a cancelled call has no unpaid cached tokens; its engine has used the predicted ones.
         predicted = min(request.placement.predicted_cached_tokens, max(0, usage.prompt - 1))
         cached = used.cached if reported else predicted
-        self.awaited[request.id] = CallUsage(
+        return CallUsage(
             usage.prompt,
             cached,
             usage.completion,
@@ -71,8 +80,8 @@ class ModelCalls:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._usage = UsageObserver()
-        core.observers.append(self._usage)
+        self._calls = SettledCalls()
+        core.observers.append(self._calls)
 
     def worst_usd(self, call: StartCall) -> float:
         """The price of a call, if nothing is cached and its answer is as long as it may be; 0 without a price. O(bytes)."""
@@ -85,7 +94,7 @@ class ModelCalls:
     def prepare(
         self, asked: ClientRequest, id_: str, call: StartCall, stream: Callable[[str], None], context: StepContext
     ) -> ModelCallAttempt:
-        return ModelCallAttempt(self._core, self._usage.awaited, asked, id_, call, stream, context)
+        return ModelCallAttempt(self._core, self._calls.awaited, asked, id_, call, stream, context)
 
 
 class ModelCallAttempt:
@@ -94,7 +103,7 @@ class ModelCallAttempt:
     def __init__(
         self,
         core: Core,
-        awaited: dict[str, CallUsage],
+        awaited: dict[str, SettledCall],
         asked: ClientRequest,
         id_: str,
         call: StartCall,
@@ -126,13 +135,14 @@ class ModelCallAttempt:
             if isinstance(caller, StepFailure):
                 return caller
             api = await self._parsed(caller)
-            self._awaited[self._id] = NO_USAGE
+            self._awaited[self._id] = SettledCall()
             await self._core.lifecycle.run(self._request, api, caller)
-            return self._reply.outcome(constrained=self._work.constraint is not None)
+            answered = self._awaited[self._id].answered != 0
+            return self._reply.outcome(constrained=self._work.constraint is not None, by_replica=answered)
         except GatewayError as error:
             return failure_of(error)
         finally:
-            self.usage = self._awaited.pop(self._id, NO_USAGE)
+            self.usage = self._awaited.pop(self._id, SettledCall()).usage
             self._lease.close()
 
     async def _caller(self) -> Caller | StepFailure:

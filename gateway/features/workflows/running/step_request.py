@@ -120,10 +120,10 @@ class StepReply(ClientReply):
     def feed_from(self, answer: PausableSource | None) -> None:
         """Nothing pauses the replica: a step runs on whether its events are read or not."""
 
-    def outcome(self, *, constrained: bool) -> ModelAnswer | StepFailure:
-        """After the request is over. constrained: its answer had to keep a shape."""
+    def outcome(self, *, constrained: bool, by_replica: bool) -> ModelAnswer | StepFailure:
+        """After the request is over. constrained: its answer had to keep a shape. by_replica: False: it is the gateway's."""
         if self.status != 200:
-            return self._refusal(constrained=constrained)
+            return self._refusal(constrained=constrained, by_replica=by_replica)
         if not self._streams and self._ended:
             self._assembler.read(bytes(self._body))
         answer = self._assembler.answer()
@@ -133,7 +133,7 @@ class StepReply(ClientReply):
             return _failed(502, "incomplete_answer", "The answer broke off.", repeat=True)
         return model_answer(answer)
 
-    def _refusal(self, *, constrained: bool) -> StepFailure:
+    def _refusal(self, *, constrained: bool, by_replica: bool) -> StepFailure:
         status = self.status or 502
         try:
             error = orjson.loads(bytes(self._body))["error"]
@@ -142,7 +142,7 @@ class StepReply(ClientReply):
             message, code = f"The request was answered with status {status}.", ""
         if status == 400 and constrained and _UNFIT.search(message):
             return StepFailure("constraint_unsupported", message, status, cause=code)
-        waits = status == 429 and code == "rate_limit_exceeded"
+        waits = status == 429 and code == "rate_limit_exceeded" and not by_replica
         repeat = (status >= 500 or status in _REPEATED) and code != INSUFFICIENT_QUOTA
         return _failed(status, code, message, repeat=repeat, waits=waits, retry_after_s=self._retry_after_s)
 

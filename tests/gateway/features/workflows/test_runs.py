@@ -206,6 +206,14 @@ async def test_a_failing_engine(first: ScriptedAnswer, calls: int, code: str | N
         assert found["steps"][0]["attempts"] == 2
 
 
+async def test_a_rate_limit_of_an_engine_is_a_failed_attempt() -> None:
+    async with engine(ScriptedAnswer("slow down", status=429, code="rate_limit_exceeded")) as (scripted, run):
+        body = {"workflow": ONE, "inputs": {"messages": [USER]}, "limits": {"seconds": 5}}
+        found = (await run.post(body, RUNS))[2]
+    assert (found["status"], found["error"] and found["error"]["cause"]["status"]) == ("failed", 429)
+    assert len(scripted.replica.requests) == 2
+
+
 async def test_a_run_out_of_time_is_incomplete_and_its_call_is_cancelled() -> None:
     async with engine(ScriptedAnswer("x", seconds=None)) as (scripted, run):
         body = {"workflow": ONE, "inputs": {"messages": [USER]}, "limits": {"seconds": 0.05}}
