@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from gateway.database.failures import StoreError, StoreFailed
+from gateway.dialects.finished_answer import FinishedAnswer
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.log_turn import LogTurn
 from gateway.features.histories.records import TURN, FoundTurn, StoredResponse, StoreFullError, TurnNames
@@ -35,7 +36,8 @@ log = logging.getLogger("warmroute.state")
 
 class KeptTurn(LogTurn):
     """A turn with its names. base: an empty id: none. own: what the request adds. own_bytes: as in `LogTurn.own`. issuer: the
-    name of the pool that answers. metrics: count the result.
+    name of the pool that answers. answered: the answer of a stream of Responses, as its events have it. metrics: count the
+    result.
     """
 
     def __init__(
@@ -52,14 +54,18 @@ class KeptTurn(LogTurn):
         self.form = base.form
         self.frame = wishes.frame or own.frame
         self.issuer = ""
+        self.answered: FinishedAnswer | None = None
         self._after_input = base.at_input
         self._metrics = metrics
 
     def named(self, output: bytes) -> TurnNames | None:
         try:
+            if not output and self.answered is not None and self.answered.parts:
+                raise NoNameError("the engine leaves the answer out at the end of its stream")
             answer = response_answer(output, self.own_turn.open)
             return self.names(answer)
         except NoNameError:
+            self.ended("unfit")
             return None
 
     def names(self, answer: AnswerTurn) -> TurnNames:

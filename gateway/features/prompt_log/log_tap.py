@@ -86,6 +86,8 @@ class LogTap(AnswerTap):
         assert isinstance(reader, LogReader)
         if self._keeper is None:
             assert self._inner is not None
+            if self._turn is not None:
+                self._turn.answered = self._answer
             return reader.passed_end(await self._inner.ended(reader.inner))
         answer = self._answer
         await self._keep(answer, lambda open_: streamed_answer(_whole(answer), self._form, open_))

@@ -66,4 +66,4 @@ def response_entries(response: Any, answer: FinishedAnswer | None) -> list[Entry
         return item_entries(output, OpenCalls())
     if answer is None:
         raise NoNameError("the answer is too large")
-    return entries_of(answer, "responses")
+    return entries_of(answer, "responses") if answer.parts else []

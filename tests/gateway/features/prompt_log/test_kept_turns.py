@@ -404,3 +404,27 @@ async def test_a_turn_of_another_api_is_no_response(tmp_path: Path) -> None:
             assert answer.status == 404
         code, error, _ = await asked(run, RESPONSES, None, [NOW], previous_response_id=id_)
         assert (code, error["code"]) == (400, "previous_response_not_found")
+
+
+async def test_an_empty_answer_of_responses_adds_no_entry(tmp_path: Path) -> None:
+    made = response(id="resp_1", output=[])
+    async with FakeReplica([_ends_with(made)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, told, _ = await asked(run, RESPONSES, "keep", [USER], stream=True)
+        assert (told["kept"], told["head"], told["length"]) == (True, told["input"], 1)
+        code, _, _ = await asked(run, RESPONSES, f'base="{told["head"]}"', [NOW], stream=True)
+        assert code == 200
+
+
+async def test_an_answer_that_the_last_event_leaves_out_is_not_kept(tmp_path: Path) -> None:
+    """Its row would have another head than the client is told."""
+    made = response(id="resp_1", output=[])
+    async with FakeReplica([_ends_with(made, DELTA)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, told, _ = await asked(run, RESPONSES, "keep", [USER], stream=True)
+        assert (told["kept"], told["length"]) == (False, 2)
+        code, error, _ = await asked(run, RESPONSES, f'base="{told["input"]}"', [NOW], stream=True)
+        assert (code, error["code"]) == (404, "prompt_log_not_found")
+        assert (await run.metrics())['warmroute_prompt_log_turns_total{result="unfit"}'] == 1
+
+
+def _ends_with(made: dict[str, Any], *deltas: bytes) -> Behaviour:
+    return events(CREATED, *deltas, named("response.completed", response=made, sequence_number=4))
