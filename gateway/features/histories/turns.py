@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
-from sqlalchemy import Connection, and_, bindparam, delete, literal, select, union, union_all
+from sqlalchemy import Connection, and_, bindparam, delete, literal, select, union, union_all, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.database.driver import SQLITE
@@ -47,6 +47,9 @@ class TurnStore(HistoryStore):
                 raise UnknownObjectError(turn.id)
             if frame:
                 self._put_frame(connection, turn, frame, expires_at)
+            elif turn.log.frame:
+                key = {f"its_{name}": value for name, value in _frame_key(turn).items()}
+                connection.execute(_LONGER_FRAME, {**key, "until": expires_at})
             return expires_at
 
         try:
@@ -112,7 +115,7 @@ class TurnStore(HistoryStore):
 
     def _put_frame(self, connection: Connection, turn: StoredResponse, body: bytes, expires_at: float) -> None:
         """Stores a frame, or renews it."""
-        key = {"owner": turn.owner, "name": turn.log.frame, "form": turn.log.form}
+        key = _frame_key(turn)
         known = connection.execute(select(frames.c.expires_at).where(_is_frame(**key))).scalar()
         if known is not None and known >= expires_at:
             return
@@ -129,6 +132,10 @@ def _open(row: Any) -> bytes:
 
 def _is_frame(owner: Any, name: Any, form: Any) -> Any:
     return and_(frames.c.owner == owner, frames.c.name == name, frames.c.form == form)
+
+
+def _frame_key(turn: StoredResponse) -> dict[str, str]:
+    return {"owner": turn.owner, "name": turn.log.frame, "form": turn.log.form}
 
 
 def _renew(dialect: Any) -> Any:
@@ -171,6 +178,11 @@ _ALIVE: Final = select(responses.c.id).where(
 )
 _FRAME: Final = select(frames.c.body).where(
     _is_frame(bindparam("owner"), bindparam("name"), bindparam("form")), frames.c.expires_at > bindparam("now")
+)
+_LONGER_FRAME: Final = (  # a turn has named it
+    update(frames)
+    .where(_is_frame(*map(bindparam, ("its_owner", "its_name", "its_form"))), frames.c.expires_at < bindparam("until"))
+    .values(expires_at=bindparam("until"))
 )
 _RENEW_SQLITE: Final = _renew(sqlite)
 _RENEW_POSTGRES: Final = _renew(postgresql)

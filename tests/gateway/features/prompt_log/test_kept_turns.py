@@ -428,3 +428,13 @@ async def test_an_answer_that_the_last_event_leaves_out_is_not_kept(tmp_path: Pa
 
 def _ends_with(made: dict[str, Any], *deltas: bytes) -> Behaviour:
     return events(CREATED, *deltas, named("response.completed", response=made, sequence_number=4))
+
+
+@pytest.mark.parametrize("path", FORMS)
+async def test_a_frame_lives_as_long_as_the_last_turn_that_names_it(path: str, tmp_path: Path) -> None:
+    async with FakeReplica([engine(path, stream=False)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, first, _ = await asked(run, path, "keep, ttl=60", [USER], tools=TOOLS[path])
+        _, other, _ = await asked(run, path, f'keep, frame="{first["frame"]}"', [NOW])
+        with sqlite3.connect(tmp_path / "state.db") as file:
+            expiry = file.execute("select expires_at from warmroute_frames").fetchone()[0]
+        assert int(expiry) == other["expires"] > first["expires"]
