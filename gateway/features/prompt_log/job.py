@@ -12,7 +12,7 @@ from gateway.dialects.json_edits import read_object
 from gateway.dialects.json_structure import exceeds, too_complex
 from gateway.features.prompt_log.header import invalid, logs_off
 from gateway.features.prompt_log.naming.canonical import NoNameError, canonical
-from gateway.features.prompt_log.naming.forms import FORMS, LogNames, names_in
+from gateway.features.prompt_log.naming.forms import FORMS, RESPONSES, LogNames, names_in
 from gateway.features.prompt_log.turns.own_turn import OwnTurn, own_turn
 from gateway.features.prompt_log.turns.stored_entries import stored_entries
 
@@ -72,12 +72,14 @@ def appended(body: bytes) -> tuple[str, str, str, int, int, int]:
         if found.get(name) is not None:
             raise logs_off(f"{name!r} is not served here.", name)
     form, ttl = found.get("form"), found.get("ttl", 0)
-    if form not in FORMS:
+    if not isinstance(form, str) or form not in FORMS:
         raise invalid(f"'form' must be one of {', '.join(FORMS)}.", "form")
-    if not isinstance(ttl, int) or ttl < 0 or ("ttl" in found and not ttl):
+    if type(ttl) is not int or ttl < 0 or ("ttl" in found and not ttl):
         raise invalid("'ttl' must be a number of seconds, 1 or more.", "ttl")
     if not isinstance(found.get("body"), dict):
         raise invalid("'body' must be an object: a body of that API, without a model.", "body")
+    if form == RESPONSES and found["body"].get("previous_response_id") is not None:
+        raise invalid("The body goes on from a response: name its log in 'base'.", "previous_response_id")
     heads = [found.get(name) or "" for name in ("base", "expect")]
     if not all(isinstance(head, str) for head in heads):
         raise invalid("'base' and 'expect' must be heads.", "base")

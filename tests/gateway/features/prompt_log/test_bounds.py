@@ -10,7 +10,7 @@ import pytest
 
 from gateway.errors import GatewayError
 from gateway.features.prompt_log.header import MAX_BYTES, wishes_of
-from gateway.features.prompt_log.job import compute
+from gateway.features.prompt_log.job import appended, compute
 from gateway.features.prompt_log.naming.answers import entries_in
 from gateway.features.prompt_log.naming.canonical import MAX_DEPTH, NoNameError, canonical
 from gateway.features.prompt_log.naming.entries import MAX_ENTRIES, OpenCalls
@@ -150,6 +150,21 @@ def test_a_job_says_which_member_has_no_name() -> None:
     with pytest.raises(GatewayError) as caught:
         compute(b"[" + b"[]," * 600_000 + b"[]]", "chat")
     assert caught.value.status == 413
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"form": ["chat"]}, "form"),
+        ({"form": {}}, "form"),
+        ({"ttl": True}, "ttl"),
+        ({"form": "responses", "body": {"input": "x", "previous_response_id": "resp_1"}}, "previous_response_id"),
+    ],
+)
+def test_a_request_that_appends_is_refused_by_its_member(more: dict[str, Any], param: str) -> None:
+    with pytest.raises(GatewayError) as caught:
+        appended(json.dumps({"form": "chat", "body": {}, **more}).encode())
+    assert (caught.value.status, caught.value.param) == (400, param)
 
 
 def test_a_header_has_a_kilobyte_at_most() -> None:
