@@ -13,7 +13,7 @@ from gateway.database.failures import StoreError, StoreFailed
 from gateway.errors import over_budget
 from gateway.features.histories.histories import full
 from gateway.features.histories.records import FoundTurn, StoreFullError
-from gateway.features.prompt_log.base_phase import diverged
+from gateway.features.prompt_log.base_phase import diverged, log_length
 from gateway.features.prompt_log.bases import base_of, found_turns, log_error, open_calls
 from gateway.features.prompt_log.header import Wishes, invalid
 from gateway.features.prompt_log.job import appended
@@ -61,7 +61,7 @@ class LogAppender:
             raise invalid("The body has no turns.", "body")
         turn = turns[own.base] if turns else FoundTurn("", form, at_input=False, open=b"[]")
         base = await base_of(store, owner_id, turn, MAX_HISTORY) if turns else None
-        length = (len(own.digests) + (len(base.digests) if base else 0)) // DIGEST
+        length = log_length(base.digests if base else b"", own.digests)
         if expected and expect != own.chain:
             raise diverged(length, [*(base.latest() if base else ()), *own.latest])
         kept = KeptTurn(turn, (), own, None, Wishes(keep=True, ttl_s=float(ttl)), self._metrics)

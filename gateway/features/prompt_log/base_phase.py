@@ -36,6 +36,7 @@ from gateway.features.prompt_log.kept_turn import KeptTurn
 from gateway.features.prompt_log.log_request import LOG_REQUEST, LogRequest
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming.chain import DIGEST, EMPTY, chain_named, frame_name, head_name
+from gateway.features.prompt_log.naming.entries import MAX_ENTRIES
 from gateway.features.prompt_log.naming.forms import CHAT, LATEST, MESSAGES, RESPONSES
 from gateway.features.prompt_log.own_turns import OwnTurns
 from gateway.features.prompt_log.turns.joining import frame_edits, joined
@@ -141,7 +142,7 @@ class BasePhase:
         own = await self._own_turns.of(body, form, chain, bases, lease, named=bool(wishes.frame))
         turn = found[own.base] if found else FoundTurn("", form, at_input=False, open=b"[]")
         base = await base_of(store, owner_id, turn, self._max_bytes) if found else Base([], b"")
-        length = (len(base.digests) + len(own.digests)) // DIGEST
+        length = log_length(base.digests, own.digests)
         if wishes.expect is not None and wishes.expect != own.chain:
             raise diverged(length, [*base.latest(), *own.latest])
         framed = b""
@@ -166,6 +167,9 @@ class BasePhase:
         if form != RESPONSES:
             edits += joined(own, pieces)
         size = sum(map(len, pieces)) + len(framed)
+        if size and size + len(api.body) > self._live.max_body:
+            text = f"With its log and frame the body has {size + len(api.body):,} bytes (limits.body_mb). Start a new log."
+            raise log_error(413, "history_too_large", text)
         if size >= LARGE_BODY and form != RESPONSES:
             _charge(exchange, size)
         api.body = await edited(api.body, edits)
@@ -191,6 +195,14 @@ class BasePhase:
     @property
     def _max_bytes(self) -> int:
         return int(self._live.max_body * HISTORY_SHARE)
+
+
+def log_length(base: bytes, own: bytes) -> int:
+    """The number of entries with these digests. Raises GatewayError 400."""
+    length = (len(base) + len(own)) // DIGEST
+    if length > MAX_ENTRIES:
+        raise invalid(f"This conversation has no name: there are more than {MAX_ENTRIES:,} entries.", "base")
+    return length
 
 
 def diverged(length: int, latest: Sequence[bytes]) -> GatewayError:

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from gateway.errors import GatewayError
+from gateway.features.prompt_log.base_phase import log_length
 from gateway.features.prompt_log.header import MAX_BYTES, wishes_of
 from gateway.features.prompt_log.job import appended, compute
 from gateway.features.prompt_log.naming.answers import entries_in
 from gateway.features.prompt_log.naming.canonical import MAX_DEPTH, NoNameError, canonical
+from gateway.features.prompt_log.naming.chain import DIGEST
 from gateway.features.prompt_log.naming.entries import MAX_ENTRIES, OpenCalls
 from gateway.features.prompt_log.naming.forms import log_in, names_in
 
@@ -30,6 +32,14 @@ def test_a_log_of_100_000_entries_has_a_name_and_a_longer_one_has_none() -> None
     assert names_in(b'{"messages":[%b]}' % turns.encode(), "chat").length == MAX_ENTRIES
     with pytest.raises(NoNameError):
         names_in(b'{"messages":[{"role":"user","content":"y"},%b]}' % turns.encode(), "chat")
+
+
+def test_a_base_and_a_body_have_100_000_entries_together() -> None:
+    most = bytes(DIGEST * MAX_ENTRIES)
+    assert log_length(most, b"") == log_length(b"", most) == MAX_ENTRIES
+    with pytest.raises(GatewayError) as caught:
+        log_length(most, bytes(DIGEST))
+    assert (caught.value.status, caught.value.code) == (400, "prompt_log_invalid")
 
 
 def test_arguments_of_64_levels_have_a_name() -> None:

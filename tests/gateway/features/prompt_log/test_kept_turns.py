@@ -438,3 +438,16 @@ async def test_a_frame_lives_as_long_as_the_last_turn_that_names_it(path: str, t
         with sqlite3.connect(tmp_path / "state.db") as file:
             expiry = file.execute("select expires_at from warmroute_frames").fetchone()[0]
         assert int(expiry) == other["expires"] > first["expires"]
+
+
+@pytest.mark.parametrize("path", FORMS)
+async def test_a_base_with_its_frame_is_no_way_around_the_largest_body(path: str, tmp_path: Path) -> None:
+    long = {"role": "user", "content": "x" * 600_000}
+    limits = {"body_mb": 1}
+    async with (
+        FakeReplica([engine(path, stream=False)]) as replica,
+        running(replica, limits=limits, **kept_in(tmp_path)) as run,
+    ):
+        _, told, _ = await asked(run, path, "keep", [long])
+        code, error, _ = await asked(run, path, f'base="{told["head"]}"', [long])
+        assert (code, error["code"], len(replica.requests)) == (413, "history_too_large", 1)
