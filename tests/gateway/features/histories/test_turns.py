@@ -83,8 +83,9 @@ async def test_a_turn_may_live_shorter(url: str) -> None:
     clock = Clock()
     async with opened(url, clock) as store:
         assert await store.put_turn(turn("turn_1", head="a"), FRAME, ttl_s=5) == clock.now + 5
-        await store.put_turn(turn("turn_2", head="b"))
-        assert await store.put_turn(turn("turn_3", "turn_2", head="c"), ttl_s=5) == clock.now + TTL_S, "its tree lives longer"
+        second, third = turn("turn_2", head="b", form="messages"), turn("turn_3", "turn_2", head="c", form="messages")
+        await store.put_turn(second)
+        assert await store.put_turn(third, ttl_s=5) == clock.now + TTL_S, "its tree lives longer"
         clock.now += 6
         for _ in range(2):
             with pytest.raises(ExpiredObjectError) as expired:
