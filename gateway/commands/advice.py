@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Final
 
 from gateway.admission.memory import PARSE_COPIES, largest_of, limit_for, peak_of
 from gateway.config.addresses import host_and_port, is_loopback
@@ -15,8 +14,6 @@ from gateway.config.sections import processes_of
 from gateway.config.source import LoadedConfig
 from gateway.features.declaring import Advice, imported
 from gateway.features.table import FEATURES
-
-_WORKFLOW: Final = "workflow:"  # models of the gateway itself begin with this
 
 
 def warnings_of(loaded: LoadedConfig) -> list[Problem]:
@@ -98,8 +95,9 @@ def _aliases(config: Config) -> Iterator[Problem]:
     prefixes = [name for pool in config.pools for name in pool.models]
     if MATCH_ALL in prefixes or not all(pool.models for pool in config.pools):
         return  # any model may be served
+    prefixes += [each.model_prefix for each in FEATURES.values() if each.model_prefix and each.wanted(config)]
     for alias, model in config.model_aliases.items():
-        if not any(model.startswith(name) for name in (*prefixes, _WORKFLOW)):
+        if not any(model.startswith(name) for name in prefixes):
             yield Problem(("model_aliases", alias), f"no pool serves a model with the name {model!r}")
 
 

@@ -48,7 +48,8 @@ class Advice:
 @dataclass(frozen=True, slots=True)
 class Feature:
     """wanted: True if a configuration enables it, or its clients may use it. section: of the configuration. metrics: a class
-    with a `MetricFamily` as argument (`telemetry/metrics.py`), whose instance `Metrics.of` returns.
+    with a `MetricFamily` as argument (`telemetry/metrics.py`), whose instance `Metrics.of` returns. model_prefix: of the models
+    that the feature serves itself; "": none.
 
     As "module:name", imported on use: advice: a subclass of `Advice`. serving: the function that serves a gateway with this
     configuration, instead of `commands/serving.py`; "": the default.
@@ -58,6 +59,7 @@ class Feature:
     section: Section[Any] | None = None
     metrics: type[Any] | None = None
     commands: Sequence[Command] = ()
+    model_prefix: str = ""
     advice: str = ""
     serving: Callable[[Config], str] = lambda _config: ""
 

@@ -30,12 +30,12 @@ from gateway.features.runs.event_log import EventLog, Logs
 from gateway.features.workflows.background.answers import BackgroundAnswers
 from gateway.features.workflows.background.runs import BackgroundRuns
 from gateway.features.workflows.connectors import Connectors
+from gateway.features.workflows.directory import PREFIX, WorkflowLibrary
 from gateway.features.workflows.door import WorkflowDoor
 from gateway.features.workflows.language.estimate import estimate_of
 from gateway.features.workflows.language.faults import DocumentError
 from gateway.features.workflows.language.json_schema import document_schema
 from gateway.features.workflows.language.plan import copies_of
-from gateway.features.workflows.library import PREFIX, WorkflowLibrary
 from gateway.features.workflows.metrics import WorkflowsMetrics
 from gateway.features.workflows.recent_runs import RecentRuns
 from gateway.features.workflows.run_request import PlannedRun, RunRequestBody, RunRequests, read_body
@@ -62,7 +62,7 @@ class WorkflowApi:
 
     def __init__(self, core: Core, recent: RecentRuns) -> None:
         self._core = core
-        self.library = library = WorkflowLibrary()
+        self.operators = library = WorkflowLibrary()
         self._notices = Notices(core.clock)
         self._metrics = core.metrics.of(WorkflowsMetrics)
         connectors = Connectors(lambda: WORKFLOWS.of(core.config).connectors, core.live, core.around.resolver)
@@ -80,7 +80,7 @@ class WorkflowApi:
     def read_directory(self, directory: Path) -> None:
         """Read the operator's workflows. Blocks."""
         try:
-            problems = self.library.read(directory)
+            problems = self.operators.read(directory)
         except OSError as error:
             problems = [f"it cannot be read: {error.strerror}"]
         text = "workflow not read from the directory: its former document stays, if there is one"

@@ -25,12 +25,12 @@ from gateway.features.runs.event_log import EventLog, Logs
 from gateway.features.translation.answers import TranslatedAnswers
 from gateway.features.translation.table import TRANSLATIONS
 from gateway.features.translation.translation import Translation
+from gateway.features.workflows.directory import PREFIX
 from gateway.features.workflows.language.document import ModelCall
 from gateway.features.workflows.language.functions import FUNCTIONS
 from gateway.features.workflows.language.inputs import MESSAGES
 from gateway.features.workflows.language.values import text_of
 from gateway.features.workflows.language.workflow import RunLimits, Workflow
-from gateway.features.workflows.library import PREFIX
 from gateway.features.workflows.run_request import PlannedRun, RunRequestBody, RunRequests
 from gateway.features.workflows.running.event_stream import EventSender
 from gateway.features.workflows.running.messages import RunEvent

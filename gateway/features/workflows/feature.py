@@ -11,7 +11,7 @@ from gateway.core import Core
 from gateway.dialects.models.listing import OwnModels
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.workflows.recent_runs import TOPIC, RecentRuns, RunEndpoints
-from gateway.features.workflows.section import WORKFLOWS
+from gateway.features.workflows.section import MODEL_PREFIX, WORKFLOWS
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Answerer
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from gateway.features.workflows.api import WorkflowApi
 
 PATH: Final = "/v1/workflows"
-MODEL_PREFIX: Final = "workflow:"
 _BELOW: Final = f"{PATH}/"
 LOOK_S: Final = 30.0
 # Imported in a thread, with the libraries of databases.
@@ -70,7 +69,7 @@ class WorkflowEndpoint:
     async def read_directory(self) -> None:
         """Read the operator's workflows, again after a reload. Errors are logged, and do not end the start."""
         await asyncio.to_thread(self.api.read_directory, Path(WORKFLOWS.of(self._core.config).directory))
-        self.models.entries = self.api.library.model_entries()
+        self.models.entries = self.api.operators.model_entries()
 
     async def run_background(self) -> None:
         """Adopts runs of gateways that have stopped, until cancelled. Begins with the first request for a workflow, or when the

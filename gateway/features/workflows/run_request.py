@@ -18,12 +18,12 @@ from gateway.errors import GatewayError, bad_request
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.workflows.compiler import WorkflowCompiler, require_size
 from gateway.features.workflows.connectors import Connectors
+from gateway.features.workflows.directory import OPERATOR, TENANT, NamedWorkflow, WorkflowLibrary
 from gateway.features.workflows.language.document import ConnectorCall, ModelCall
 from gateway.features.workflows.language.faults import OVER_LIMITS, DocumentFaults
 from gateway.features.workflows.language.inputs import read_inputs
 from gateway.features.workflows.language.plan import RunAllowance, WorkflowPlan, plan_of
 from gateway.features.workflows.language.workflow import RunLimits, Workflow
-from gateway.features.workflows.library import OPERATOR, TENANT, NamedWorkflow, WorkflowLibrary
 from gateway.features.workflows.model_engines import engine_traits
 from gateway.features.workflows.running.calls import model_of
 from gateway.features.workflows.running.run_order import RunOrder

@@ -17,6 +17,7 @@ from gateway.config.sections import Section
 AUTO: Final = "auto"
 GateMode = Literal["auto", "on", "off"] | bool
 Count = Annotated[int, Meta(ge=1, le=1 << 31)]
+MODEL_PREFIX: Final = "workflow:"  # of a workflow that is requested as a model
 _CONNECTOR_URL: Final = "http(s)://HOST[:PORT]/PATH"
 _QUERY: Final = re.compile(r"[!-~]{0,1024}")
 

@@ -45,8 +45,8 @@ from gateway.features.workflows.background.stored_run import (
     stored_run,
     unfinished,
 )
+from gateway.features.workflows.directory import TENANT
 from gateway.features.workflows.language.faults import DocumentError
-from gateway.features.workflows.library import TENANT
 from gateway.features.workflows.metrics import WorkflowsMetrics
 from gateway.features.workflows.recent_runs import RecentRuns
 from gateway.features.workflows.run_request import INLINE

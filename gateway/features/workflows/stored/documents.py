@@ -19,8 +19,8 @@ from gateway.features.histories.histories import RETRY_S, full
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.records import StoreFullError
 from gateway.features.workflows.compiler import CACHED_BYTES, WorkflowCompiler
+from gateway.features.workflows.directory import TENANT, NamedWorkflow
 from gateway.features.workflows.language.workflow import Workflow
-from gateway.features.workflows.library import TENANT, NamedWorkflow
 from gateway.features.workflows.stored.entries import change_warnings, entry_of, listed
 from gateway.features.workflows.stored.records import MAX_NAMES, StoredDocument, TooManyWorkflowsError
 

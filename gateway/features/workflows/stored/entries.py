@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import orjson
 
+from gateway.features.workflows.directory import TENANT, NamedWorkflow
 from gateway.features.workflows.language.document import SwitchArms
 from gateway.features.workflows.language.workflow import Workflow
-from gateway.features.workflows.library import TENANT, NamedWorkflow
 
 INPUT_ADDED: Final = "input_added_required"
 OUTPUT_REMOVED: Final = "output_removed"

@@ -11,10 +11,10 @@ import orjson
 
 from gateway.errors import GatewayError, over_budget
 from gateway.features.workflows.compiler import WorkflowCompiler, require_size
+from gateway.features.workflows.directory import PREFIX, NamedWorkflow, WorkflowLibrary
 from gateway.features.workflows.language.faults import refused
 from gateway.features.workflows.language.fields import WORKFLOW_NAME
 from gateway.features.workflows.language.workflow import Workflow
-from gateway.features.workflows.library import PREFIX, NamedWorkflow, WorkflowLibrary
 from gateway.features.workflows.stored.documents import StoredWorkflows
 from gateway.features.workflows.stored.entries import listed
 from gateway.request.client import ClientRequest

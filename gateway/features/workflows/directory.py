@@ -18,9 +18,10 @@ from gateway.features.workflows.language.compiling import PYTHON, YAML, compile_
 from gateway.features.workflows.language.faults import DocumentError, refused, suggestion
 from gateway.features.workflows.language.reading import MAX_DOCUMENT_BYTES
 from gateway.features.workflows.language.workflow import Workflow
+from gateway.features.workflows.section import MODEL_PREFIX
 from gateway.request.rights import Rights
 
-PREFIX: Final = "workflow:"
+PREFIX: Final = MODEL_PREFIX
 OPERATOR, TENANT = "operator", "tenant"
 FORMS: Final[Mapping[str, str]] = {".yaml": YAML, ".yml": YAML, ".py": PYTHON}
 
