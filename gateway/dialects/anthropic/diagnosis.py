@@ -19,6 +19,7 @@ import orjson
 
 from gateway.dialects.diagnosis import NOTHING, Fingerprint
 from gateway.dialects.json_edits import Edit, read_object
+from gateway.dialects.prompt.batch import common_length
 from gateway.errors import bad_request
 
 FIELD: Final = "diagnostics"
@@ -31,7 +32,7 @@ def compared(before: Fingerprint | None, now: Fingerprint) -> bytes:
     """`diagnostics` of the answer, JSON. before: the earlier prompt, None if it is unknown. O(keys)."""
     if before is None:
         return _reason("previous_message_not_found")
-    same, of = _common(before.keys, now.keys), len(before.keys) // _KEY
+    same, of = common_length(before.keys, now.keys) // _KEY, len(before.keys) // _KEY
     missed = before.tokens * (of - same) // of if of else before.tokens
     if before.model != now.model:
         return _reason("model_changed", before.tokens)
@@ -46,19 +47,6 @@ def _reason(kind: str, missed: int | None = None) -> bytes:
     if missed is not None:
         reason["cache_missed_input_tokens"] = missed
     return orjson.dumps({"cache_miss_reason": reason})
-
-
-def _common(one: bytes, other: bytes) -> int:
-    """The number of keys at the start that both have. Keys are chained: where one is the same, so are all before it."""
-    low, high = 0, min(len(one), len(other)) // _KEY
-    while low < high:
-        middle = (low + high + 1) // 2
-        at = (middle - 1) * _KEY
-        if one[at : at + _KEY] == other[at : at + _KEY]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def previous_message(body: Mapping[str, Any]) -> str | None:

@@ -69,15 +69,15 @@ def pairs_prompt(body: Mapping[str, Any], most: int = 0) -> SizedPrompt | None:
 
 def common_text(first: str, last: str) -> bytes:
     """The common beginning of two texts. For the least and the greatest of many texts: that of all of them."""
-    return first[: _common(first, last)].encode()
+    return first[: common_length(first, last)].encode()
 
 
 def common_tokens(first: list[int], last: list[int]) -> list[int]:
     """The common beginning of two lists of token ids."""
-    return first[: _common(first, last)]
+    return first[: common_length(first, last)]
 
 
-def _common(first: Sequence[Any], last: Sequence[Any]) -> int:
+def common_length(first: Sequence[Any], last: Sequence[Any]) -> int:
     """The length of the common beginning, by bisection; equal parts are compared once. O(length)."""
     low, high = 0, min(len(first), len(last))
     while low < high:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from gateway.dialects.prompt.batch import common_length
 from gateway.features.doctor.delivery import MIN_LOST, undelivered
 from gateway.features.doctor.differences import Difference
 from gateway.features.doctor.kinship import Break, compare, continues
@@ -164,7 +165,7 @@ class Examination:
 def _finding(now: ObservedRequest, before: ObservedRequest, found: Difference, lost: int) -> Finding:
     old, new, at, shown = found.before, found.now, found.at, False
     if now.text and before.text and now.model == before.model and now.salt == before.salt:
-        at = common_bytes(now.text, before.text)
+        at = common_length(now.text, before.text)
         old, new, shown = _excerpt(before.text, at), _excerpt(now.text, at), True
     names = now.number, now.place, now.session, now.model, before.number, before.place
     return Finding(found.cause, *names, found.where, at, old, new, shown, lost, _usd(now, lost))
@@ -184,15 +185,3 @@ def _usd(prompt: ObservedRequest, tokens: int) -> float | None:
 def _excerpt(text: bytes, at: int) -> str:
     """The text around an offset."""
     return text[max(0, at - BEFORE) : at + BEHIND].decode("utf-8", "replace")
-
-
-def common_bytes(one: bytes, other: bytes) -> int:
-    """The length of the common beginning. Each byte is compared about once. O(length)."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -1,5 +1,5 @@
 // The prefix doctor: where prefixes of recent requests break, why, what that costs, and what to change.
-import { html, useCallback, useEffect, useState, Empty, Scroll } from "./view.js";
+import { html, useCallback, usePolled, useState, Empty, Scroll } from "./view.js";
 import { call } from "./connection.js";
 import { age, count, money, percent, share, short, shown } from "./format.js";
 
@@ -45,20 +45,7 @@ export function Doctor() {
       setProblem(error.message);
     }
   }, []);
-  useEffect(() => {
-    if (!begun) return undefined;
-    let timer = 0;
-    let left = false;
-    const again = async () => {
-      await load(); // it may take longer than EVERY_MS
-      if (!left) timer = setTimeout(again, EVERY_MS);
-    };
-    again();
-    return () => {
-      left = true;
-      clearTimeout(timer);
-    };
-  }, [begun]);
+  usePolled(load, EVERY_MS, begun);
   if (!begun) {
     return html`<section class="panel"><${Empty} title="The doctor is not watching for you">It remembers digests of requests while somebody asks, and ten
       minutes longer; no text. Then it says where prefixes break, and why.<br /><button type="button" class="primary" onClick=${() => begin(true)}>

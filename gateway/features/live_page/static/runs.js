@@ -1,5 +1,5 @@
 // Runs of workflows as they happen: a list, and of one of them a bar for each step.
-import { html, useCallback, useEffect, useState, Badge, Empty, Name, Scroll } from "./view.js";
+import { html, useCallback, usePolled, useState, Badge, Empty, Name, Scroll } from "./view.js";
 import { call } from "./connection.js";
 import { Explain } from "./explain.js";
 import { clock, count, duration, money, percent, share, short, shown } from "./format.js";
@@ -95,19 +95,7 @@ export function Runs({ live }) {
       setProblem(error.status === 404 ? "Workflows are off: workflows.enabled." : error.message);
     }
   }, []);
-  useEffect(() => {
-    let timer = 0;
-    let left = false;
-    const again = async () => {
-      await load(); // it may take longer than EVERY_MS
-      if (!left) timer = setTimeout(again, EVERY_MS);
-    };
-    again();
-    return () => {
-      left = true;
-      clearTimeout(timer);
-    };
-  }, []);
+  usePolled(load, EVERY_MS);
   if (problem) return html`<p class="wrong" role="alert">${problem}</p>`;
   if (!runs) return html`<p class="wait">Asking the gateway.</p>`;
   if (!runs.length) {

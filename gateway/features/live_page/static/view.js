@@ -6,6 +6,24 @@ import { shown } from "./format.js";
 
 export { html, render, useCallback, useEffect, useMemo, useRef, useState };
 
+/** Calls `load` at once and then every_ms after each end of it, while `on`. */
+export function usePolled(load, every_ms, on = true) {
+  useEffect(() => {
+    if (!on) return undefined;
+    let timer = 0;
+    let left = false;
+    const again = async () => {
+      await load();
+      if (!left) timer = setTimeout(again, every_ms);
+    };
+    again();
+    return () => {
+      left = true;
+      clearTimeout(timer);
+    };
+  }, [on]);
+}
+
 /** A name that somebody else has chosen: as text, on its own as to the direction of writing, cut by the layout. */
 export function Name({ of, className = "" }) {
   const text = shown(of);

@@ -15,6 +15,7 @@ from typing import Any, Final
 import orjson
 from xxhash import xxh3_64_intdigest
 
+from gateway.dialects.prompt.batch import common_length
 from gateway.features.workflows.running.messages import CallUsage
 
 PIECE: Final = 16 << 10  # bytes: longer messages are several pieces
@@ -105,21 +106,9 @@ def _shared_within(node: _Node, piece: bytes) -> float:
     """Tokens up to the place where a piece differs from the pieces of earlier calls."""
     best = node.total
     for other in node.inner.values():
-        share = _common(other.text, piece) / other.size if other.size else 0.0
+        share = common_length(other.text, piece) / other.size if other.size else 0.0
         best = max(best, node.total + (other.total - node.total) * share)
     return best
-
-
-def _common(one: bytes, other: bytes) -> int:
-    """The length of the common beginning. O(log length) comparisons."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 class Receipt:

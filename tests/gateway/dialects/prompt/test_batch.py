@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.dialects.api_request import NeedsHelper, router_prompt
 from gateway.dialects.openai.generations import Completion
-from gateway.dialects.prompt.batch import pairs_prompt, sized_prompt
+from gateway.dialects.prompt.batch import common_length, pairs_prompt, sized_prompt
 from gateway.dialects.table import OTHER
 from gateway.errors import GatewayError
 
@@ -119,3 +119,9 @@ def test_the_router_gets_the_size_of_all_and_the_keys_of_what_is_shared(
     assert api.has_prompt
     one = dialect.parse(orjson.dumps({"model": "m", key: batch[0]}))
     assert router_prompt(one, (256, 64)).keys.startswith(prompt.keys)
+
+
+@given(st.binary(max_size=60), st.binary(max_size=60), st.binary(max_size=60))
+def test_the_common_length_is_a_simple_count(same: bytes, one: bytes, other: bytes) -> None:
+    count = next((at for at, (a, b) in enumerate(zip(same + one, same + other, strict=False)) if a != b), None)
+    assert common_length(same + one, same + other) == (len(same) + min(len(one), len(other)) if count is None else count)

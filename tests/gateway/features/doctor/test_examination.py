@@ -17,7 +17,7 @@ from bench.agents.dialogues import Assistant, Dialogue, User, head, words
 from bench.agents.kinds import KINDS, Kind
 from gateway.dialects.prompt.outline import Outliner
 from gateway.features.doctor import causes
-from gateway.features.doctor.examination import FINDINGS, Examination, common_bytes
+from gateway.features.doctor.examination import FINDINGS, Examination
 from gateway.features.doctor.observed import ObservedRequest
 from gateway.features.doctor.report import report
 from tests.gateway.features.doctor.conftest import Doctor
@@ -359,12 +359,6 @@ def test_a_flood_of_broken_requests_is_bounded() -> None:
     outliner.check()
     assert len(examination.findings) == FINDINGS
     assert found(examination)[causes.TIMESTAMP] == FINDINGS + 199
-
-
-@given(st.binary(max_size=60), st.binary(max_size=60), st.binary(max_size=60))
-def test_common_bytes_equal_a_simple_count(same: bytes, one: bytes, other: bytes) -> None:
-    count = next((at for at, (a, b) in enumerate(zip(same + one, same + other, strict=False)) if a != b), None)
-    assert common_bytes(same + one, same + other) == (len(same) + min(len(one), len(other)) if count is None else count)
 
 
 def test_named_kinds_are_what_the_streams_say(tmp_path: Path) -> None:
