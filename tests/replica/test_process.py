@@ -316,8 +316,7 @@ def test_what_an_engine_consists_of_is_no_longer_looked_at_by_the_collector() ->
         assert gc.get_freeze_count() > 10_000
         assert gc.get_threshold() == COLLECT_AFTER
         assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
-    finally:
-        gc.unfreeze()
+    finally:  # the objects stay frozen: else each collection of later tests would go through all tests
         gc.set_threshold(*thresholds)
         sys.setswitchinterval(switch_s)
 
