@@ -17,23 +17,33 @@ from sqlalchemy.dialects import postgresql, sqlite
 from gateway.database.driver import SQLITE
 from gateway.database.failures import StoreFailed
 from gateway.features.histories import names
-from gateway.features.histories.records import TURN, ExpiredObjectError, FoundTurn, NextTurn, StoredResponse, UnknownObjectError
+from gateway.features.histories.records import (
+    TURN,
+    ExpiredObjectError,
+    FoundTurn,
+    NextTurn,
+    RefMove,
+    StoredResponse,
+    UnknownObjectError,
+)
+from gateway.features.histories.refs import RefStore
 from gateway.features.histories.sizes import release
-from gateway.features.histories.store import HistoryStore
 from gateway.features.histories.tables import ROW, frames, responses
 
 KEEP_S: Final = 1.0  # an answer is not late by more; then its turn is not stored
 MAX_FOUND: Final = 100  # turns with one head, the newest first
 
 
-class TurnStore(HistoryStore):
-    """Stores turns, in addition to responses."""
+class TurnStore(RefStore):
+    """Stores turns, in addition to refs."""
 
-    async def put_turn(self, turn: StoredResponse, frame: bytes = b"", ttl_s: float = 0.0) -> float:
+    async def put_turn(
+        self, turn: StoredResponse, frame: bytes = b"", ttl_s: float = 0.0, move: RefMove | None = None
+    ) -> float:
         """Stores a turn, or renews an equal one; it is durable when this returns. Returns its expiry in Unix seconds.
 
-        frame: to be stored with it; b"": none. ttl_s: its lifetime; 0: the longest. Raises UnknownObjectError if its parent
-        does not exist, or another response has its id.
+        frame: to be stored with it; b"": none. ttl_s: its lifetime; 0: the longest. move: of a ref, to its head. Raises
+        UnknownObjectError if its parent does not exist, or another response has its id.
         """
         now = self._clock()
 
@@ -50,6 +60,8 @@ class TurnStore(HistoryStore):
             elif turn.log.frame:
                 key = {f"its_{name}": value for name, value in _frame_key(turn).items()}
                 connection.execute(_LONGER_FRAME, {**key, "until": expires_at})
+            if move is not None:
+                move.moved = self._moved_with_turn(connection, turn.owner, move, turn.log.head, now)
             return expires_at
 
         try:

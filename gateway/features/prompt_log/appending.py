@@ -12,11 +12,11 @@ from gateway.admission.memory import LARGE_BODY
 from gateway.database.failures import StoreError, StoreFailed
 from gateway.errors import over_budget
 from gateway.features.histories.histories import full
-from gateway.features.histories.records import FoundTurn, StoreFullError
+from gateway.features.histories.records import FoundTurn, RefMove, StoreFullError
 from gateway.features.prompt_log.base_phase import diverged, log_length
 from gateway.features.prompt_log.bases import base_of, found_turns, log_error, open_calls
 from gateway.features.prompt_log.header import Wishes, invalid
-from gateway.features.prompt_log.job import appended
+from gateway.features.prompt_log.job import Appended, appended
 from gateway.features.prompt_log.kept_turn import KeptTurn
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming.canonical import NoNameError
@@ -48,13 +48,17 @@ class LogAppender:
         raw, lease = exchange.api.body, exchange.request.lease
         client = lease.account.client
         if self._parsing.is_quick(raw, client):
-            found = await self._parsing.turns.take(partial(appended, raw), client)
+            asked = await self._parsing.turns.take(partial(appended, raw), client)
         else:
-            found = await self._parsing.process.run((OPERATION,), raw, client)
-        form, base_head, expected, ttl, start, end = found
+            asked = Appended(*await self._parsing.process.run((OPERATION,), raw, client))
+        form, start, end = asked.form, asked.start, asked.end
         if end - start >= LARGE_BODY and not lease.grow(2 * (end - start)):
             raise over_budget(0, lease.account.largest)
-        chain, expect, owner_id = _head(base_head, "base"), _head(expected, "expect"), owner(exchange.request, exchange.caller)
+        chain, expect, owner_id = (
+            _head(asked.base, "base"),
+            _head(asked.expect, "expect"),
+            owner(exchange.request, exchange.caller),
+        )
         turns: Sequence[FoundTurn] = () if chain == EMPTY else await found_turns(store, owner_id, chain, form)
         own = await self._own_turns.of(raw[start:end], form, chain, [open_calls(turn) for turn in turns], lease)
         if not own.digests:
@@ -62,12 +66,13 @@ class LogAppender:
         turn = turns[own.base] if turns else FoundTurn("", form, at_input=False, open=b"[]")
         base = await base_of(store, owner_id, turn, MAX_HISTORY) if turns else None
         length = log_length(base.digests if base else b"", own.digests)
-        if expected and expect != own.chain:
+        if asked.expect and expect != own.chain:
             raise diverged(length, [*(base.latest() if base else ()), *own.latest])
-        kept = KeptTurn(turn, (), own, None, Wishes(keep=True, ttl_s=float(ttl)), self._metrics)
+        kept = KeptTurn(turn, (), own, None, Wishes(keep=True, ttl_s=float(asked.ttl)), self._metrics)
+        move = RefMove(asked.ref, head_name(chain)) if asked.ref else None
         try:
             row = kept.row(owner_id, self._wall_clock(), AnswerTurn(b"", [], list(own.open)), COMPLETED)
-            expires_at = await store.put_turn(row, own.framed, float(ttl))
+            expires_at = await store.put_turn(row, own.framed, float(asked.ttl), move)
         except NoNameError as error:
             raise invalid(f"This conversation has no name: {error.reason}.", "body") from None
         except StoreFullError as failure:
@@ -78,7 +83,8 @@ class LogAppender:
             raise log_error(404, "prompt_log_not_found", "The base is gone.") from None
         kept.ended("kept", expires_at)
         told = {"head": head_name(own.chain), "frame": own.frame, "length": length, "expires_at": int(expires_at)}
-        return orjson.dumps(told | {"appended": len(own.digests) // DIGEST})
+        moved = {} if move is None else {"ref": move.moved}
+        return orjson.dumps(told | {"appended": len(own.digests) // DIGEST} | moved)
 
 
 def _head(head: str, name: str) -> bytes:

@@ -19,7 +19,7 @@ from gateway.dialects.json_edits import Edit
 from gateway.errors import GatewayError, over_budget
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.log_turn import LOG_TURN
-from gateway.features.histories.records import FoundTurn
+from gateway.features.histories.records import FoundTurn, RefMove
 from gateway.features.histories.whole import WholeBodies
 from gateway.features.prompt_log.bases import (
     HISTORY_SHARE,
@@ -149,12 +149,14 @@ class BasePhase:
         if wishes.frame and wishes.frame != _EMPTY_FRAME:
             framed = await frame_of(store, owner_id, wishes.frame, form)
         request.names = own.chain, wishes.frame or own.frame, length
-        await self._join(exchange, request, own, turn, base.before, framed)
+        request.turn = await self._join(exchange, request, own, turn, base.before, framed)
+        if wishes.ref:
+            request.turn.move = RefMove(wishes.ref, head_name(chain))
 
     async def _join(
         self, exchange: Exchange, request: LogRequest, own: OwnTurn, turn: FoundTurn, before: list[bytes], framed: bytes
-    ) -> None:
-        """Sets the request's turn, and its whole body."""
+    ) -> KeptTurn:
+        """Sets the request's whole body. Returns its turn."""
         api, form, wishes = exchange.api, request.form, request.wishes
         edits, leading = list[Edit](), b""
         if framed:
@@ -163,7 +165,7 @@ class BasePhase:
         pieces = [piece for piece in (leading, *before) if piece]
         in_history = form == RESPONSES and bool(pieces)  # the history of stored responses puts them into the body
         own_bytes = own.sent(api.body) if in_history else None
-        request.turn = KeptTurn(turn, [own.leading, *pieces] if in_history else (), own, own_bytes, wishes, self._metrics)
+        kept = KeptTurn(turn, [own.leading, *pieces] if in_history else (), own, own_bytes, wishes, self._metrics)
         if form != RESPONSES:
             edits += joined(own, pieces)
         size = sum(map(len, pieces)) + len(framed)
@@ -175,9 +177,10 @@ class BasePhase:
         api.body = await edited(api.body, edits)
         if form == RESPONSES:
             api.keeps, api.refers = True, ""
-            LOG_TURN.set(exchange.record, request.turn)
+            LOG_TURN.set(exchange.record, kept)
         elif edits:
             exchange.api = await self._whole.parsed(exchange, api)
+        return kept
 
     async def _chain(self, exchange: Exchange, request: LogRequest) -> bytes:
         """The chain of the base; that of the empty log without one. Raises GatewayError 400."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from gateway.dialects.json_edits import read_object
 from gateway.dialects.json_structure import exceeds, too_complex
-from gateway.features.prompt_log.header import invalid, logs_off
+from gateway.features.prompt_log.header import invalid, is_ref, logs_off
 from gateway.features.prompt_log.naming.canonical import NoNameError, canonical
 from gateway.features.prompt_log.naming.forms import FORMS, RESPONSES, LogNames, names_in
 from gateway.features.prompt_log.turns.own_turn import OwnTurn, own_turn
@@ -58,19 +58,31 @@ def entries(joined: bytes, form: str, sizes: Sequence[int], first: int, limit: i
     return tuple((canonical(each.entry), each.elements) for each in page)
 
 
-def appended(body: bytes) -> tuple[str, str, str, int, int, int]:
-    """The members of a request that appends: form, base, expect, ttl, and the offsets of its body. Raises GatewayError 400 or
-    413.
-    """
+class Appended(NamedTuple):
+    """The members of a request that appends. base, expect: heads, or "". ref: its name, or "". start, end: of its body."""
+
+    form: str
+    base: str
+    expect: str
+    ref: str
+    ttl: int
+    start: int
+    end: int
+
+
+def appended(body: bytes) -> Appended:
+    """Raises GatewayError 400 or 413."""
     if exceeds(body):
         raise too_complex()
     try:
         found, members = orjson.loads(body), read_object(body)
     except ValueError:
         raise invalid("The body is no JSON object.", "body") from None
-    for name in ("ref", "copy"):
-        if found.get(name) is not None:
-            raise logs_off(f"{name!r} is not served here.", name)
+    if found.get("copy") is not None:
+        raise logs_off("'copy' is not served here.", "copy")
+    ref = found.get("ref") or ""
+    if ref and not (isinstance(ref, str) and is_ref(ref)):
+        raise invalid("'ref' must be a name: 1 to 64 letters, digits, dots, _ or -.", "ref")
     form, ttl = found.get("form"), found.get("ttl", 0)
     if not isinstance(form, str) or form not in FORMS:
         raise invalid(f"'form' must be one of {', '.join(FORMS)}.", "form")
@@ -83,4 +95,4 @@ def appended(body: bytes) -> tuple[str, str, str, int, int, int]:
     heads = [found.get(name) or "" for name in ("base", "expect")]
     if not all(isinstance(head, str) for head in heads):
         raise invalid("'base' and 'expect' must be heads.", "base")
-    return form, heads[0], heads[1], ttl, *members.spans["body"]
+    return Appended(form, heads[0], heads[1], ref, ttl, *members.spans["body"])

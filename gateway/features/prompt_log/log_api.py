@@ -4,6 +4,7 @@ POST   /v1/logs                                    turns without an answer (`app
 GET    /v1/logs/HEAD                               the log, and what goes on from it
 GET    /v1/logs/HEAD/entries?since=HEAD&limit=N    its entries, with their bytes
 DELETE /v1/logs/HEAD[?tree=true]                   its turns; tree: and all turns that are connected with them
+GET, PUT, DELETE /v1/logs/refs/NAME                names that can be moved (`ref_api.py`)
 
 The request's log line has no head: its path is shown without it (`dialects/table.py: UNLOGGED`).
 """
@@ -30,6 +31,7 @@ from gateway.features.prompt_log.bases import HISTORY_SHARE, Base, base_of, foun
 from gateway.features.prompt_log.header import invalid
 from gateway.features.prompt_log.job import entries
 from gateway.features.prompt_log.naming.chain import DIGEST, chain_named, chains_of, head_name
+from gateway.features.prompt_log.ref_api import LogAnswer, ref_answer
 from gateway.parser.parsing import Parsing
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 OPERATION: Final = "prompt_log.entries"
 PATH: Final = "/v1/logs"
+REFS: Final = f"{PATH}/refs/"
 MAX_LIMIT: Final = 100
 MAX_FIELDS: Final = 16  # of a query
 _PATH: Final = re.compile(rf"{PATH}/([^/]{{1,100}})(?:/(entries))?")
@@ -79,32 +82,29 @@ class LogApi:
         for enter in self._entering:
             enter(exchange)
         path, _, query = exchange.request.target.partition("?")
+        if path == PATH and exchange.request.method != "POST":
+            raise GatewayError(405, "method_not_allowed", f"{PATH} takes POST.")
+        assert self._store is not None
+        try:
+            found = await self._at(exchange, await self._store.get(), path, query)
+        except StoreFailed as failure:
+            raise not_answering(failure) from None
+        record.status = 200
+        reply = self._replies.begin(exchange, 200, found.body, JSON_LINE + found.lines)
+        record.answer.ok = record.answer.complete = True
+        return reply
+
+    async def _at(self, exchange: Exchange, store: TurnStore, path: str, query: str) -> LogAnswer:
+        """The answer at a path. Raises GatewayError and StoreFailed."""
         if path == PATH:
-            if exchange.request.method != "POST":
-                raise GatewayError(405, "method_not_allowed", f"{PATH} takes POST.")
-            assert self._store is not None
-            try:
-                return self._reply(exchange, await self._append.answer(exchange, await self._store.get()))
-            except StoreFailed as failure:
-                raise not_answering(failure) from None
+            return LogAnswer(await self._append.answer(exchange, store))
+        if path.startswith(REFS):
+            return await ref_answer(exchange, store, path.removeprefix(REFS))
         found = _PATH.fullmatch(path)
         chain = chain_named(found[1]) if found is not None else None
         if found is None or chain is None:
             raise log_error(404, "not_found", f"A log is at {PATH}/HEAD, with the head of a kept turn.", "")
-        assert self._store is not None
-        try:
-            store, asked = await self._store.get(), _query(query)
-            answered = await self._answered(exchange, store, chain, found[2] or "", asked)
-        except StoreFailed as failure:
-            raise not_answering(failure) from None
-        return self._reply(exchange, answered)
-
-    def _reply(self, exchange: Exchange, body: bytes) -> ClientReply:
-        record = exchange.record
-        record.status = 200
-        reply = self._replies.begin(exchange, 200, body, JSON_LINE)
-        record.answer.ok = record.answer.complete = True
-        return reply
+        return LogAnswer(await self._answered(exchange, store, chain, found[2] or "", _query(query)))
 
     async def _answered(self, exchange: Exchange, store: TurnStore, chain: bytes, below: str, asked: dict[str, str]) -> bytes:
         owner_id, method = owner(exchange.request, exchange.caller), exchange.request.method

@@ -121,7 +121,7 @@ async def test_other_heads_and_other_paths_read_like_nothing(request_lines: Call
         unknown = await called(run, "GET", head_name(b"x" * 32))
         assert unknown == await called(run, "GET", told["head"], key="other")
         assert (unknown[0], unknown[1]["code"]) == (404, "prompt_log_not_found")
-        for path in ("pl1_x", "turn_1", f"{told['head']}/render", f"{told['head']}/entries/x"):
+        for path in ("pl1_x", "turn_1", "refs", f"{told['head']}/render", f"{told['head']}/entries/x"):
             assert (await called(run, "GET", path))[0] == 404
         assert (await called(run, "PUT", told["head"]))[0] == 405
         assert (await called(run, "DELETE", f"{told['head']}/entries"))[0] == 405
