@@ -164,8 +164,8 @@ class StoreFullError(StoreError):
     """The stored objects have reached their maximum of bytes. of_owner: the objects of the owner; else all objects."""
 
     def __init__(self, max_bytes: int, *, of_owner: bool) -> None:
-        whose = "of one owner" if of_owner else "of all owners"
-        super().__init__(f"the stored objects {whose} have {max_bytes:,} bytes, their maximum (state.max_mb)")
+        whose, key = ("of one owner", "owner_mb") if of_owner else ("of all owners", "max_mb")
+        super().__init__(f"the stored objects {whose} have {max_bytes:,} bytes, their maximum (state.{key})")
         self.of_owner = of_owner
 
 

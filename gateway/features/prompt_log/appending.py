@@ -16,7 +16,7 @@ from gateway.features.histories.records import FoundTurn, RefMove, StoreFullErro
 from gateway.features.prompt_log.base_phase import diverged, log_length
 from gateway.features.prompt_log.bases import base_of, found_turns, log_error, open_calls
 from gateway.features.prompt_log.header import Wishes, invalid
-from gateway.features.prompt_log.job import Appended, appended
+from gateway.features.prompt_log.job import AppendRequest, appended
 from gateway.features.prompt_log.kept_turn import KeptTurn
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming.canonical import NoNameError
@@ -50,7 +50,7 @@ class LogAppender:
         if self._parsing.is_quick(raw, client):
             asked = await self._parsing.turns.take(partial(appended, raw), client)
         else:
-            asked = Appended(*await self._parsing.process.run((OPERATION,), raw, client))
+            asked = AppendRequest(*await self._parsing.process.run((OPERATION,), raw, client))
         form, start, end = asked.form, asked.start, asked.end
         if end - start >= LARGE_BODY and not lease.grow(2 * (end - start)):
             raise over_budget(0, lease.account.largest)

@@ -58,7 +58,7 @@ def entries(joined: bytes, form: str, sizes: Sequence[int], first: int, limit: i
     return tuple((canonical(each.entry), each.elements) for each in page)
 
 
-class Appended(NamedTuple):
+class AppendRequest(NamedTuple):
     """The members of a request that appends. base, expect: heads, or "". ref: its name, or "". start, end: of its body."""
 
     form: str
@@ -70,7 +70,7 @@ class Appended(NamedTuple):
     end: int
 
 
-def appended(body: bytes) -> Appended:
+def appended(body: bytes) -> AppendRequest:
     """Raises GatewayError 400 or 413."""
     if exceeds(body):
         raise too_complex()
@@ -95,4 +95,4 @@ def appended(body: bytes) -> Appended:
     heads = [found.get(name) or "" for name in ("base", "expect")]
     if not all(isinstance(head, str) for head in heads):
         raise invalid("'base' and 'expect' must be heads.", "base")
-    return Appended(form, heads[0], heads[1], ref, ttl, *members.spans["body"])
+    return AppendRequest(form, heads[0], heads[1], ref, ttl, *members.spans["body"])
