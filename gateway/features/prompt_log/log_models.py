@@ -1,4 +1,4 @@
-"""Logs as prompts of a model: what they would cost now, and the exact text and tokens that the model sees.
+"""Logs as prompts of a model: an estimate of their tokens, and the exact text and tokens that the model sees.
 
 log, frame ── whole body ──► the router: estimate                       GET /v1/logs/HEAD?model=M
                          └─► chat ── an engine's own template ──► text, tokens    GET /v1/logs/HEAD/render?model=M
