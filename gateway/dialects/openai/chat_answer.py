@@ -33,7 +33,7 @@ from gateway.errors import ReplicaFailure
 
 MAX_CALLS: Final = 1024  # of tools, in an answer
 
-_REASONING: Final = ("reasoning_content", "reasoning")  # some engines write both
+_REASONING: Final = ("reasoning", "reasoning_content")  # some engines write both; the first one counts, as in a log
 _TOKEN: Final = 36  # bytes of a token's id
 
 
@@ -79,7 +79,7 @@ class ChatPieceReader:
                 piece.reasoning, piece.reasoning_name = found, name
                 break
         if thought := "".join(thoughts):
-            piece.reasoning, piece.reasoning_name = thought, _REASONING[0]
+            piece.reasoning, piece.reasoning_name = thought, _REASONING[1]
         calls = message.get("tool_calls")
         if isinstance(calls, list):
             piece.calls = self._calls(calls, whole=whole)

@@ -261,7 +261,8 @@ class ConversationStore:
 
 
 def _of(owner: str, id_: str) -> Any:
-    return and_(conversations.c.owner == owner, conversations.c.id == id_)
+    """Condition for a conversation; a row with a head is a ref."""
+    return and_(conversations.c.owner == owner, conversations.c.id == id_, conversations.c.head == "")
 
 
 def _item(owner: str, conversation: str, id_: str) -> Any:

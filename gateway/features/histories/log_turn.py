@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.features.histories.records import TurnNames
+from gateway.features.histories.records import RefMove, TurnNames
 from gateway.request.slots import Slot
 
 
@@ -14,8 +14,8 @@ class LogTurn:
 
     parent: the id of the base; "": none. before: elements of the frame and of the base, as pieces to join by commas. own: the
     request's elements, as they are in its body; None: all of its elements. stored: the same, as they are stored. keeps: the
-    turn is to be stored in any case. framed: the frame to be stored with it. ttl_s: its lifetime; 0: the longest. expires_at:
-    of the stored turn; None: it is not stored.
+    turn is to be stored in any case. framed: the frame to be stored with it. ttl_s: its lifetime; 0: the longest. move: of a
+    ref, to its head. expires_at: of the stored turn; None: it is not stored.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class LogTurn:
         self.keeps = keeps
         self.framed = framed
         self.ttl_s = ttl_s
+        self.move: RefMove | None = None
         self.expires_at: float | None = None
 
     def named(self, output: bytes) -> TurnNames | None:

@@ -26,7 +26,7 @@ def emptied(connection: Connection, now: float) -> int:
     release(connection, responses, _key(responses).in_(old), row=0)
     connection.execute(delete(names).where(tuple_(names.c.owner, names.c.response).in_(old)))
     count = _emptied(connection, responses, old, _NO_CONTENT)
-    old = _due(conversations, 0, now)
+    old = _due(conversations, 0, now).where(conversations.c.head == "")
     release(connection, conversations, _key(conversations).in_(old), row=-len(_EMPTY))
     release(connection, items, tuple_(items.c.owner, items.c.conversation).in_(old))
     connection.execute(delete(items).where(tuple_(items.c.owner, items.c.conversation).in_(old)))
@@ -52,6 +52,13 @@ def delete_frames(connection: Connection, now: float) -> int:
     old = tuple_(*columns).in_(due)
     release(connection, frames, old)
     return connection.execute(delete(frames).where(old)).rowcount
+
+
+def delete_refs(connection: Connection, now: float) -> int:
+    """Deletes some expired refs. Returns their number."""
+    old = _key(conversations).in_(_due(conversations, 0, now).where(conversations.c.head != ""))
+    release(connection, conversations, old)
+    return connection.execute(delete(conversations).where(old)).rowcount
 
 
 def _emptied(connection: Connection, table: Table, old: Select[Any], values: dict[str, bytes | None]) -> int:

@@ -85,6 +85,26 @@ class NextTurn:
     created_at: float
 
 
+@dataclass(slots=True)
+class RefMove:
+    """A ref that goes with a turn to its head, if it is at the head `base`, or does not exist. moved: set by the store with the
+    turn.
+    """
+
+    name: str
+    base: str
+    moved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRef:
+    """A name of a head. expires_at: Unix seconds."""
+
+    name: str
+    head: str
+    expires_at: float
+
+
 @dataclass(frozen=True, slots=True)
 class RunEnd:
     """The end of a background run: the changed values of its StoredResponse."""
@@ -144,9 +164,25 @@ class StoreFullError(StoreError):
     """The stored objects have reached their maximum of bytes. of_owner: the objects of the owner; else all objects."""
 
     def __init__(self, max_bytes: int, *, of_owner: bool) -> None:
-        whose = "of one owner" if of_owner else "of all owners"
-        super().__init__(f"the stored objects {whose} have {max_bytes:,} bytes, their maximum (state.max_mb)")
+        whose, key = ("of one owner", "owner_mb") if of_owner else ("of all owners", "max_mb")
+        super().__init__(f"the stored objects {whose} have {max_bytes:,} bytes, their maximum (state.{key})")
         self.of_owner = of_owner
+
+
+class RefMovedError(StoreError):
+    """The ref is at another head. head: the present one; "": the ref does not exist."""
+
+    def __init__(self, head: str) -> None:
+        super().__init__(head)
+        self.head = head
+
+
+class TooManyRefsError(StoreError):
+    """The owner has the maximum of refs."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self.most = most
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The bytes of stored objects: of each owner, counted in the transactions that write them, and of all owners.
 
-An owner may have 1 / OWNER_SHARE of all. The sum of all owners is read again after an increase of 1 / LOOKS of the maximum, so
-several processes may exceed it by that much each.
+An owner may have 1 / OWNER_SHARE of all, or another maximum of the configuration. The sum of all owners is read again after an
+increase of 1 / LOOKS of the maximum, so several processes may exceed it by that much each.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ LOOKS: Final = 256
 
 
 class StoredSizes:
-    """max_bytes: of all owners; 0: no maximum."""
+    """max_bytes: of all owners; 0: no maximum. owner_bytes: of one owner; 0: a share of them."""
 
-    def __init__(self, max_bytes: int = 0) -> None:
+    def __init__(self, max_bytes: int = 0, owner_bytes: int = 0) -> None:
         self.max_bytes = max_bytes
+        self.owner_bytes = owner_bytes or max_bytes // OWNER_SHARE
         self._total: int | None = None  # as last read
         self._since = 0  # added by this process since then
 
@@ -32,8 +33,8 @@ class StoredSizes:
         change(connection, owner, size)
         if not self.max_bytes:
             return
-        if connection.execute(_SIZE, {"owner": owner}).scalar_one() > self.max_bytes // OWNER_SHARE:
-            raise StoreFullError(self.max_bytes // OWNER_SHARE, of_owner=True)
+        if connection.execute(_SIZE, {"owner": owner}).scalar_one() > self.owner_bytes:
+            raise StoreFullError(self.owner_bytes, of_owner=True)
         self._since += size
         if self._total is None or self._since > self.max_bytes // LOOKS or self._total + self._since > self.max_bytes:
             self._total, self._since = int(connection.execute(_TOTAL).scalar_one()), 0

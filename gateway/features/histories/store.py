@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Integer, and_, bindparam, delete, func, inser
 
 from gateway.features.histories import names
 from gateway.features.histories.conversations import ConversationStore
-from gateway.features.histories.purging import TOMBSTONE_S, delete_emptied, delete_frames, emptied
+from gateway.features.histories.purging import TOMBSTONE_S, delete_emptied, delete_frames, delete_refs, emptied
 from gateway.features.histories.records import (
     Charge,
     HistoryTooLargeError,
@@ -136,7 +136,8 @@ class HistoryStore(ConversationStore):
         now = self._clock()
 
         def work(connection: Connection) -> int:
-            return emptied(connection, now) + delete_frames(connection, now) + delete_emptied(connection, now - TOMBSTONE_S)
+            gone = delete_refs(connection, now) + delete_frames(connection, now)
+            return emptied(connection, now) + gone + delete_emptied(connection, now - TOMBSTONE_S)
 
         return await self._database.write(work)
 

@@ -7,7 +7,7 @@ like an unknown one, by the same statement.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -17,23 +17,35 @@ from sqlalchemy.dialects import postgresql, sqlite
 from gateway.database.driver import SQLITE
 from gateway.database.failures import StoreFailed
 from gateway.features.histories import names
-from gateway.features.histories.records import TURN, ExpiredObjectError, FoundTurn, NextTurn, StoredResponse, UnknownObjectError
+from gateway.features.histories.records import (
+    RUNNING,
+    TURN,
+    ExpiredObjectError,
+    FoundTurn,
+    NextTurn,
+    RefMove,
+    StoredResponse,
+    TurnNames,
+    UnknownObjectError,
+)
+from gateway.features.histories.refs import RefStore
 from gateway.features.histories.sizes import release
-from gateway.features.histories.store import HistoryStore
 from gateway.features.histories.tables import ROW, frames, responses
 
 KEEP_S: Final = 1.0  # an answer is not late by more; then its turn is not stored
 MAX_FOUND: Final = 100  # turns with one head, the newest first
 
 
-class TurnStore(HistoryStore):
-    """Stores turns, in addition to responses."""
+class TurnStore(RefStore):
+    """Stores turns, in addition to refs."""
 
-    async def put_turn(self, turn: StoredResponse, frame: bytes = b"", ttl_s: float = 0.0) -> float:
+    async def put_turn(
+        self, turn: StoredResponse, frame: bytes = b"", ttl_s: float = 0.0, move: RefMove | None = None
+    ) -> float:
         """Stores a turn, or renews an equal one; it is durable when this returns. Returns its expiry in Unix seconds.
 
-        frame: to be stored with it; b"": none. ttl_s: its lifetime; 0: the longest. Raises UnknownObjectError if its parent
-        does not exist, or another response has its id.
+        frame: to be stored with it; b"": none. ttl_s: its lifetime; 0: the longest. move: of a ref, to its head. Raises
+        UnknownObjectError if its parent does not exist, or another response has its id.
         """
         now = self._clock()
 
@@ -50,6 +62,8 @@ class TurnStore(HistoryStore):
             elif turn.log.frame:
                 key = {f"its_{name}": value for name, value in _frame_key(turn).items()}
                 connection.execute(_LONGER_FRAME, {**key, "until": expires_at})
+            if move is not None:
+                move.moved = self._moved_with_turn(connection, turn.owner, move, turn.log.head, now)
             return expires_at
 
         try:
@@ -87,20 +101,49 @@ class TurnStore(HistoryStore):
         fitting = [row for row in rows if row.input_head == head or ids.get(row.parent) == bool(row.after_input)]
         return [NextTurn(row.head, row.status, row.created_at) for row in fitting[:MAX_FOUND]]
 
-    async def delete_turns(self, owner: str, head: str, *, tree: bool) -> int:
-        """Deletes the turns with this head. tree: and all turns that are connected with them. Returns their number."""
+    async def turn_with_id(self, owner: str, id_: str) -> tuple[FoundTurn, StoredResponse]:
+        """One turn, or an ordinary response. Raises UnknownObjectError or ExpiredObjectError."""
+
+        def work(connection: Connection) -> Any:
+            return connection.execute(_ITS_EXPIRY, {"owner": owner, "id": id_}).scalar()
+
+        row = await self.get(owner, id_)
+        open_ = orjson.dumps(orjson.loads(row.log.open)[1]) if row.log.open else b"[]"
+        expires_at = await self._database.read(work) or 0.0
+        return FoundTurn(row.id, row.log.form, at_input=False, open=open_, expires_at=expires_at), row
+
+    async def name_responses(self, owner: str, named: Mapping[str, TurnNames]) -> None:
+        """Gives ordinary responses their names, by id. Responses with names keep them. Raises StoreFullError."""
+
+        def work(connection: Connection) -> None:
+            for id_, names_ in named.items():
+                mine = and_(responses.c.owner == owner, responses.c.id == id_, responses.c.emptied == 0)
+                values = {"head": names_.head, "input_head": names_.input_head, "digests": names_.digests, "open": names_.open}
+                changed: Any = connection.execute(update(responses).where(mine, responses.c.head == "").values(**values))
+                if changed.rowcount:
+                    self._sizes.add(connection, owner, len(names_.digests) + len(names_.open))
+
+        await self._database.write(work)
+
+    async def delete_turns(self, owner: str, name: str, *, tree: bool, by_id: bool = False) -> int:
+        """Deletes the turns with this head, and frames that no other turn names. tree: and all turns that are connected with
+        them. by_id: the name is the id of a turn. Returns the number of turns. Runs in the background stay.
+        """
         now = self._clock()
 
         def work(connection: Connection) -> int:
-            named = and_(responses.c.owner == owner, responses.c.head != "", responses.c.head == head)
+            column = responses.c.id if by_id else responses.c.head
+            named = and_(responses.c.owner == owner, column != "", column == name)
             roots = select(responses.c.root).where(named)
             wanted = and_(responses.c.owner == owner, responses.c.root.in_(roots)) if tree else named
-            wanted = and_(wanted, responses.c.emptied == 0, responses.c.expires_at > now)
-            ids = list[str](connection.execute(select(responses.c.id).where(wanted)).scalars())
+            wanted = and_(wanted, responses.c.emptied == 0, responses.c.expires_at > now, responses.c.status.not_in(RUNNING))
+            rows = connection.execute(select(responses.c.id, responses.c.frame).where(wanted)).all()
             release(connection, responses, wanted)
             count = connection.execute(delete(responses).where(wanted)).rowcount
-            for id_ in ids:
-                names.remove(connection, owner, id_)
+            for row in rows:
+                names.remove(connection, owner, row.id)
+            for frame in sorted({row.frame for row in rows if row.frame}):
+                self._delete_unused_frame(connection, owner, frame)
             return count
 
         return await self._database.write(work)
@@ -112,6 +155,13 @@ class TurnStore(HistoryStore):
         if body is None:
             raise UnknownObjectError("")
         return body
+
+    def _delete_unused_frame(self, connection: Connection, owner: str, name: str) -> None:
+        used = and_(responses.c.owner == owner, responses.c.frame != "", responses.c.frame == name, responses.c.emptied == 0)
+        if connection.execute(select(responses.c.id).where(used).limit(1)).first() is None:
+            unused = and_(frames.c.owner == owner, frames.c.name == name)
+            release(connection, frames, unused)
+            connection.execute(delete(frames).where(unused))
 
     def _put_frame(self, connection: Connection, turn: StoredResponse, body: bytes, expires_at: float) -> None:
         """Stores a frame, or renews it."""
@@ -170,6 +220,9 @@ def _at() -> Any:
 
 _AT: Final = _at()
 _NEXT: Final = _next()
+_ITS_EXPIRY: Final = select(responses.c.expires_at).where(
+    responses.c.owner == bindparam("owner"), responses.c.id == bindparam("id")
+)
 _ALIVE: Final = select(responses.c.id).where(
     responses.c.owner == bindparam("owner"),
     responses.c.id == bindparam("id"),

@@ -1,4 +1,8 @@
-"""`POST /v1/logs`: a turn without an answer, appended to a kept log: an import, or what a client has to add."""
+"""`POST /v1/logs`: a turn without an answer, appended to a kept log: an import, what a client has to add, or a merge.
+
+copy: {from, since} ── the entries of another log after `since` ──┐
+body: {messages: [own turns]} ────────────────────────────────────┴──► {messages: [copied turns, own turns]} ──► a turn
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,24 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from gateway.admission.memory import LARGE_BODY
+from gateway.config.live import Live
 from gateway.database.failures import StoreError, StoreFailed
-from gateway.errors import over_budget
 from gateway.features.histories.histories import full
-from gateway.features.histories.records import FoundTurn, StoreFullError
-from gateway.features.prompt_log.base_phase import diverged, log_length
-from gateway.features.prompt_log.bases import base_of, found_turns, log_error, open_calls
+from gateway.features.histories.records import FoundTurn, RefMove, StoreFullError
+from gateway.features.prompt_log.base_phase import log_length
+from gateway.features.prompt_log.bases import HISTORY_SHARE, Base, base_of, found_turns, log_error, open_calls
+from gateway.features.prompt_log.divergence import Divergence, diverged
 from gateway.features.prompt_log.header import Wishes, invalid
-from gateway.features.prompt_log.job import appended
+from gateway.features.prompt_log.job import AppendRequest, appended
 from gateway.features.prompt_log.kept_turn import KeptTurn
+from gateway.features.prompt_log.log_jobs import LogJobs, charge
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming.canonical import NoNameError
-from gateway.features.prompt_log.naming.chain import DIGEST, EMPTY, chain_named, head_name
+from gateway.features.prompt_log.naming.chain import DIGEST, EMPTY, chain_named, chains_of, head_name
 from gateway.features.prompt_log.own_turns import OwnTurns
 from gateway.features.prompt_log.turns.answers import COMPLETED, AnswerTurn
+from gateway.features.prompt_log.turns.joining import body_of_log
+from gateway.features.prompt_log.turns.own_turn import OwnTurn
 from gateway.parser.parsing import Parsing
 from gateway.request.exchange import Exchange
 from gateway.request.owner import owner
@@ -32,42 +39,50 @@ if TYPE_CHECKING:
 
 OPERATION: Final = "prompt_log.appended"
 MAX_HISTORY: Final = 1 << 30  # bytes of a base; only the lengths of its digests are looked at
+_EMPTY_BODY: Final = b"{}"
 
 
 class LogAppender:
     """Answers these requests. wall_clock: Unix seconds."""
 
-    def __init__(self, parsing: Parsing, metrics: PromptLogMetrics, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, live: Live, parsing: Parsing, metrics: PromptLogMetrics, wall_clock: Callable[[], float]) -> None:
+        self._live = live
         self._parsing = parsing
         self._own_turns = OwnTurns(parsing)
+        self._jobs = LogJobs(parsing)
+        self._divergence = Divergence(parsing)
         self._metrics = metrics
         self._wall_clock = wall_clock
 
     async def answer(self, exchange: Exchange, store: TurnStore) -> bytes:
         """Raises GatewayError and StoreFailed."""
-        raw, lease = exchange.api.body, exchange.request.lease
-        client = lease.account.client
-        if self._parsing.is_quick(raw, client):
-            found = await self._parsing.turns.take(partial(appended, raw), client)
-        else:
-            found = await self._parsing.process.run((OPERATION,), raw, client)
-        form, base_head, expected, ttl, start, end = found
-        if end - start >= LARGE_BODY and not lease.grow(2 * (end - start)):
-            raise over_budget(0, lease.account.largest)
-        chain, expect, owner_id = _head(base_head, "base"), _head(expected, "expect"), owner(exchange.request, exchange.caller)
-        turns: Sequence[FoundTurn] = () if chain == EMPTY else await found_turns(store, owner_id, chain, form)
-        own = await self._own_turns.of(raw[start:end], form, chain, [open_calls(turn) for turn in turns], lease)
+        asked, lease = await self._asked(exchange), exchange.request.lease
+        chain, owner_id = _chain(asked.base), owner(exchange.request, exchange.caller)
+        turns: Sequence[FoundTurn] = ()
+        if chain != EMPTY:
+            turns = await found_turns(store, owner_id, chain, asked.form)
+        body = exchange.api.body[asked.start : asked.end] or _EMPTY_BODY
+        charge(lease, 2 * len(body))
+        bases = [open_calls(turn) for turn in turns]
+        own = await self._own_turns.of(body, asked.form, chain, bases, lease)
+        if asked.source:
+            own = await self._with_copied(exchange, store, asked, own, bases)
         if not own.digests:
-            raise invalid("The body has no turns.", "body")
-        turn = turns[own.base] if turns else FoundTurn("", form, at_input=False, open=b"[]")
-        base = await base_of(store, owner_id, turn, MAX_HISTORY) if turns else None
-        length = log_length(base.digests if base else b"", own.digests)
-        if expected and expect != own.chain:
-            raise diverged(length, [*(base.latest() if base else ()), *own.latest])
-        kept = KeptTurn(turn, (), own, None, Wishes(keep=True, ttl_s=float(ttl)), self._metrics)
+            raise invalid("There are no turns to append.", "body")
+        turn = turns[own.base] if turns else FoundTurn("", asked.form, at_input=False, open=b"[]")
+        base = await base_of(store, owner_id, turn, MAX_HISTORY) if turns else Base([], b"")
+        length = log_length(base.digests, own.digests)
+        if asked.expect and (expect := _chain(asked.expect)) != own.chain:
+            received = Base([*base.before, own.stored], base.digests + own.digests)
+            difference = await self._divergence.first_difference(
+                store, owner_id, expect, received, asked.form, lease, self._max_bytes
+            )
+            raise diverged(length, [*base.latest(), *own.latest], difference)
+        kept = KeptTurn(turn, (), own, None, Wishes(keep=True, ttl_s=float(asked.ttl)), self._metrics)
+        move = RefMove(asked.ref, head_name(chain)) if asked.ref else None
         try:
             row = kept.row(owner_id, self._wall_clock(), AnswerTurn(b"", [], list(own.open)), COMPLETED)
-            expires_at = await store.put_turn(row, own.framed, float(ttl))
+            expires_at = await store.put_turn(row, own.framed, float(asked.ttl), move)
         except NoNameError as error:
             raise invalid(f"This conversation has no name: {error.reason}.", "body") from None
         except StoreFullError as failure:
@@ -78,12 +93,56 @@ class LogAppender:
             raise log_error(404, "prompt_log_not_found", "The base is gone.") from None
         kept.ended("kept", expires_at)
         told = {"head": head_name(own.chain), "frame": own.frame, "length": length, "expires_at": int(expires_at)}
-        return orjson.dumps(told | {"appended": len(own.digests) // DIGEST})
+        moved = {} if move is None else {"ref": move.moved}
+        return orjson.dumps(told | {"appended": len(own.digests) // DIGEST} | moved)
+
+    async def _asked(self, exchange: Exchange) -> AppendRequest:
+        """Raises GatewayError 400 or 413."""
+        raw, client = exchange.api.body, exchange.request.lease.account.client
+        if self._parsing.is_quick(raw, client):
+            return await self._parsing.turns.take(partial(appended, raw), client)
+        return AppendRequest(*await self._parsing.process.run((OPERATION,), raw, client))
+
+    async def _with_copied(
+        self, exchange: Exchange, store: TurnStore, asked: AppendRequest, own: OwnTurn, bases: list[list[str]]
+    ) -> OwnTurn:
+        """The turn with the entries of another log before its own. Raises GatewayError."""
+        owner_id, lease = owner(exchange.request, exchange.caller), exchange.request.lease
+        client = lease.account.client
+        turn = (await found_turns(store, owner_id, _chain(asked.source), asked.form, "from"))[0]
+        source = await base_of(store, owner_id, turn, self._max_bytes)
+        charge(lease, 3 * sum(map(len, source.before)))
+        first = position(source, _chain(asked.since))
+        page = await self._jobs.page(source, asked.form, max(0, first - 1), source.length, client)
+        if first and not page[0][1]:
+            raise invalid("'since' ends within a message: copy from an entry before it.", "since")
+        copied = [element for _, elements in page[1 if first else 0 :] for element in elements]
+        pieces = [*copied, *([own.stored] if own.stored else [])]
+        body = body_of_log("", asked.form, own.framed, pieces)
+        if len(body) > self._live.max_body:
+            raise log_error(413, "history_too_large", "The copied turns are too long (limits.body_mb).", "copy")
+        made = await self._own_turns.of(body, asked.form, _chain(asked.base), bases, lease)
+        if made.leading != own.leading:
+            raise invalid("The copied turns begin with a system text, which would be in the frame.", "since")
+        return made
+
+    @property
+    def _max_bytes(self) -> int:
+        return int(self._live.max_body * HISTORY_SHARE)
 
 
-def _head(head: str, name: str) -> bytes:
-    """The chain of a head; that of the empty log for "". Raises GatewayError 400."""
+def position(base: Base, since: bytes) -> int:
+    """The number of entries of a log up to this chain. Raises GatewayError 409."""
+    for number, chain in enumerate([EMPTY, *chains_of(base.digests)]):
+        if chain == since:
+            return number
+    heads = [head_name(each) for each in base.latest()]
+    text = "The log does not go on from 'since'."
+    raise log_error(409, "prompt_log_diverged", text, "since", length=base.length, heads=heads)
+
+
+def _chain(head: str) -> bytes:
+    """The chain of a head, which is well-formed; that of the empty log for ""."""
     chain = chain_named(head) if head else EMPTY
-    if chain is None:
-        raise invalid(f"{name!r} must be a head, such as pl1_9fIC...", name)
+    assert chain is not None
     return chain

@@ -19,7 +19,7 @@ from gateway.dialects.json_edits import Edit
 from gateway.errors import GatewayError, over_budget
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.log_turn import LOG_TURN
-from gateway.features.histories.records import FoundTurn
+from gateway.features.histories.records import FoundTurn, RefMove
 from gateway.features.histories.whole import WholeBodies
 from gateway.features.prompt_log.bases import (
     HISTORY_SHARE,
@@ -31,13 +31,14 @@ from gateway.features.prompt_log.bases import (
     not_answering,
     open_calls,
 )
+from gateway.features.prompt_log.divergence import Divergence, diverged
 from gateway.features.prompt_log.header import HEADER, Wishes, invalid, logs_off, wishes_of
 from gateway.features.prompt_log.kept_turn import KeptTurn
 from gateway.features.prompt_log.log_request import LOG_REQUEST, LogRequest
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming.chain import DIGEST, EMPTY, chain_named, frame_name, head_name
 from gateway.features.prompt_log.naming.entries import MAX_ENTRIES
-from gateway.features.prompt_log.naming.forms import CHAT, LATEST, MESSAGES, RESPONSES
+from gateway.features.prompt_log.naming.forms import CHAT, MESSAGES, RESPONSES
 from gateway.features.prompt_log.own_turns import OwnTurns
 from gateway.features.prompt_log.turns.joining import frame_edits, joined
 from gateway.features.prompt_log.turns.own_turn import OwnTurn
@@ -66,6 +67,7 @@ class BasePhase:
         self._live = live
         self._parsing = parsing_
         self._own_turns = OwnTurns(parsing_)
+        self._divergence = Divergence(parsing_)
         self._whole = WholeBodies(live, parsing_)
         self._store = store
         self._metrics = metrics
@@ -144,17 +146,23 @@ class BasePhase:
         base = await base_of(store, owner_id, turn, self._max_bytes) if found else Base([], b"")
         length = log_length(base.digests, own.digests)
         if wishes.expect is not None and wishes.expect != own.chain:
-            raise diverged(length, [*base.latest(), *own.latest])
+            received = Base([*base.before, own.stored], base.digests + own.digests)
+            difference = await self._divergence.first_difference(
+                store, owner_id, wishes.expect, received, form, exchange.request.lease, self._max_bytes
+            )
+            raise diverged(length, [*base.latest(), *own.latest], difference)
         framed = b""
         if wishes.frame and wishes.frame != _EMPTY_FRAME:
             framed = await frame_of(store, owner_id, wishes.frame, form)
         request.names = own.chain, wishes.frame or own.frame, length
-        await self._join(exchange, request, own, turn, base.before, framed)
+        request.turn = await self._join(exchange, request, own, turn, base.before, framed)
+        if wishes.ref:
+            request.turn.move = RefMove(wishes.ref, head_name(chain))
 
     async def _join(
         self, exchange: Exchange, request: LogRequest, own: OwnTurn, turn: FoundTurn, before: list[bytes], framed: bytes
-    ) -> None:
-        """Sets the request's turn, and its whole body."""
+    ) -> KeptTurn:
+        """Sets the request's whole body. Returns its turn."""
         api, form, wishes = exchange.api, request.form, request.wishes
         edits, leading = list[Edit](), b""
         if framed:
@@ -163,7 +171,7 @@ class BasePhase:
         pieces = [piece for piece in (leading, *before) if piece]
         in_history = form == RESPONSES and bool(pieces)  # the history of stored responses puts them into the body
         own_bytes = own.sent(api.body) if in_history else None
-        request.turn = KeptTurn(turn, [own.leading, *pieces] if in_history else (), own, own_bytes, wishes, self._metrics)
+        kept = KeptTurn(turn, [own.leading, *pieces] if in_history else (), own, own_bytes, wishes, self._metrics)
         if form != RESPONSES:
             edits += joined(own, pieces)
         size = sum(map(len, pieces)) + len(framed)
@@ -175,9 +183,10 @@ class BasePhase:
         api.body = await edited(api.body, edits)
         if form == RESPONSES:
             api.keeps, api.refers = True, ""
-            LOG_TURN.set(exchange.record, request.turn)
+            LOG_TURN.set(exchange.record, kept)
         elif edits:
             exchange.api = await self._whole.parsed(exchange, api)
+        return kept
 
     async def _chain(self, exchange: Exchange, request: LogRequest) -> bytes:
         """The chain of the base; that of the empty log without one. Raises GatewayError 400."""
@@ -203,16 +212,6 @@ def log_length(base: bytes, own: bytes) -> int:
     if length > MAX_ENTRIES:
         raise invalid(f"This conversation has no name: there are more than {MAX_ENTRIES:,} entries.", "base")
     return length
-
-
-def diverged(length: int, latest: Sequence[bytes]) -> GatewayError:
-    """length: entries of the log. latest: the chains after its last entries."""
-    text = (
-        "The head of this conversation is not the one that the client expects ('expect'), so nothing was generated."
-        " 'heads' has the heads after the last entries: the first one that differs from the client's own shows the entry."
-    )
-    heads = [head_name(chain) for chain in latest[-LATEST:]]
-    return log_error(409, "prompt_log_diverged", text, "expect", length=length, heads=heads)
 
 
 def _header_of(exchange: Exchange) -> str:

@@ -34,27 +34,40 @@ class Base(NamedTuple):
     before: list[bytes]
     digests: bytes
 
+    @property
+    def length(self) -> int:
+        """Its entries."""
+        return len(self.digests) // DIGEST
+
     def latest(self) -> deque[bytes]:
         """The chains after its last LATEST entries."""
         return deque(chains_of(self.digests), maxlen=LATEST)
 
 
-async def found_turns(store: TurnStore, owner: str, chain: bytes, form: str = "") -> Sequence[FoundTurn]:
-    """The turns with a head or an input head, the newest first. form: "": any. Raises GatewayError 404, 409, 410 or 503."""
+async def found_turns(store: TurnStore, owner: str, chain: bytes, form: str = "", param: str = "base") -> Sequence[FoundTurn]:
+    """The turns with a head or an input head, the newest first. form: "": any. param: the member with the head, for errors.
+
+    Raises GatewayError 404, 409, 410 or 503.
+    """
     try:
         found = await store.turns_at(owner, head_name(chain))
     except UnknownObjectError:
-        raise log_error(404, "prompt_log_not_found", f"The base is not known. {_NONE}") from None
+        raise log_error(404, "prompt_log_not_found", f"The log is not known. {_NONE}", param) from None
     except ExpiredObjectError as expired:
-        text = "The base has expired. Send the whole conversation, with keep."
-        raise log_error(410, "prompt_log_expired", text, expired_at=int(expired.at)) from None
+        raise expired_log(expired, param) from None
     except StoreFailed as failure:
         raise not_answering(failure) from None
     fitting = [turn for turn in found if form in ("", turn.form)]
     if not fitting:
-        text = "The base was written in another dialect. Send the whole conversation; 'expect' still verifies it."
-        raise log_error(409, "prompt_log_form", text, form=found[0].form)
+        text = "The log was written in another dialect. Send the whole conversation; 'expect' still verifies it."
+        raise log_error(409, "prompt_log_form", text, param, form=found[0].form)
     return fitting
+
+
+def expired_log(expired: ExpiredObjectError, param: str = "base") -> GatewayError:
+    """The error of a log that was kept."""
+    text = "The log has expired. Send the whole conversation, with keep."
+    return log_error(410, "prompt_log_expired", text, param, expired_at=int(expired.at))
 
 
 async def base_of(store: TurnStore, owner: str, turn: FoundTurn, max_bytes: int) -> Base:

@@ -19,18 +19,18 @@ def differences(one: Log, other: Log) -> list[LogDifference]:
     """The first difference of the frames, and the first one of the entries. Raises NoNameError."""
     found = list[LogDifference]()
     if canonical(one.frame) != canonical(other.frame):
-        found.append(LogDifference(-1, _path(one.frame, other.frame)))
+        found.append(LogDifference(-1, path_between(one.frame, other.frame)))
     for index in range(max(len(one.entries), len(other.entries))):
         if index >= min(len(one.entries), len(other.entries)):
             found.append(LogDifference(index, ""))
             break
         if canonical(one.entries[index]) != canonical(other.entries[index]):
-            found.append(LogDifference(index, _path(one.entries[index], other.entries[index])))
+            found.append(LogDifference(index, path_between(one.entries[index], other.entries[index])))
             break
     return found
 
 
-def _path(one: Any, other: Any) -> str:
+def path_between(one: Any, other: Any) -> str:
     """The path to the first difference between two values that differ."""
     path = ""
     while True:

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gateway.core import Core
 from gateway.features.histories.lazy import LazyStore
-from gateway.features.prompt_log import appending, log_api, naming_phase, own_turns
+from gateway.features.prompt_log import appending, log_models, naming_phase, own_turns
 from gateway.features.prompt_log.appending import LogAppender
 from gateway.features.prompt_log.base_phase import BasePhase
 from gateway.features.prompt_log.log_api import LogApi
+from gateway.features.prompt_log.log_jobs import OPERATIONS
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming_phase import NamingPhase
 from gateway.request.extensions import Answerer, Preparer
 
+TABLES: Final = ("gateway.features.prompt_log.once.tables",)  # imported in a thread, with the libraries of databases
+
 
 def install(core: Core) -> None:
     store, metrics = core.part(LazyStore), core.metrics.of(PromptLogMetrics)
+    if store is not None:
+        store.tables += TABLES
     base = BasePhase(core.live, core.parsing, store, metrics)
-    naming = NamingPhase(core.parsing, store, metrics, core.wall_clock)
+    naming = NamingPhase(core.live, core.parsing, store, metrics, core.wall_clock)
     core.parsing.process.operations[own_turns.OPERATION] = "gateway.features.prompt_log.job:own"
     core.parsing.process.operations[naming_phase.OPERATION] = "gateway.features.prompt_log.job:compute"
     core.parsing.process.operations[appending.OPERATION] = "gateway.features.prompt_log.job:appended"
-    core.parsing.process.operations[log_api.OPERATION] = "gateway.features.prompt_log.job:entries"
-    append = LogAppender(core.parsing, metrics, core.wall_clock)
-    logs = LogApi(core.live, core.parsing, store, append, core.replies, core.extensions.entering)
+    core.parsing.process.operations[log_models.OPERATION] = "gateway.features.prompt_log.render_job:rendering_body"
+    core.parsing.process.operations.update(OPERATIONS)
+    logs = LogApi(core, store, LogAppender(core.live, core.parsing, metrics, core.wall_clock))
     core.extensions.answerers.append(Answerer(logs.claims, logs.answer))
     core.extensions.answerers.insert(0, Answerer(base.in_background, base.refuse))  # before runs are started
     core.extensions.preparers.insert(0, Preparer(base.concerns, base.prepare))  # before histories are joined

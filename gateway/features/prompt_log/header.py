@@ -17,9 +17,10 @@ from gateway.features.prompt_log.structured_field import dictionary
 
 HEADER: Final = "Prompt-Log"
 MAX_BYTES: Final = 1024
-_FALSE: Final = "?0"
+_TRUE, _FALSE = "?1", "?0"
 INVALID: Final = "prompt_log_invalid"
 _FRAME: Final = re.compile(r"pf1_[A-Za-z0-9_-]{43}")
+_REF: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SECONDS: Final = re.compile(r"[0-9]{1,15}")
 _LATER: Final = "once"  # of the protocol; not served yet
 
@@ -28,7 +29,7 @@ _LATER: Final = "once"  # of the protocol; not served yet
 class Wishes:
     """A request's header. expect: the chain that the client has computed; None: it expects none. keep: its turn is to be kept.
     ttl_s: the wished lifetime of the turn; 0: the longest. base: the chain of the log that it goes on from, None: none. frame:
-    the name of its frame, "": its own. ref: it wants a ref to be moved.
+    the name of its frame, "": its own. ref: the ref to be moved to its head, "": none.
     """
 
     expect: bytes | None = None
@@ -36,7 +37,7 @@ class Wishes:
     ttl_s: float = 0.0
     base: bytes | None = None
     frame: str = ""
-    ref: bool = False
+    ref: str = ""
 
     @property
     def stores(self) -> bool:
@@ -61,6 +62,8 @@ def wishes_of(value: str) -> Wishes | None:
     if members is None:
         raise invalid("The header is no dictionary of structured fields (RFC 9651).", HEADER)
     if _LATER in members:
+        if not members[_LATER].startswith('"'):
+            raise invalid(f"{_LATER!r} must be a text in quotes.", _LATER)
         raise logs_off(f"{_LATER!r} is not served here.", _LATER)
     wishes = Wishes(
         _head(members, "expect"),
@@ -68,9 +71,10 @@ def wishes_of(value: str) -> Wishes | None:
         ttl_s=_ttl_s(members),
         base=_head(members, "base"),
         frame=_frame(members),
-        ref=_wished(members, "ref"),
+        ref=_ref(members),
     )
-    if not (wishes.stores or wishes.ref or wishes.expect is not None or _wished(members, "name")):
+    named = _wished(members, "name")
+    if not (named or wishes.stores or wishes.ref or wishes.expect is not None):
         return None
     return wishes
 
@@ -79,6 +83,11 @@ def answer_line(input_: bytes, frame: str, told: Mapping[str, str | int | bool])
     """The header of an answer, as a line. input_: the chain of the request's log. told: further members."""
     members = {"input": head_name(input_), "frame": frame, **told}
     return f"{HEADER}: {', '.join(map(_member, members.items()))}\r\n".encode("ascii")
+
+
+def is_ref(name: str) -> bool:
+    """True if a ref may have this name."""
+    return _REF.fullmatch(name) is not None
 
 
 def invalid(text: str, param: str) -> GatewayError:
@@ -101,7 +110,19 @@ def _member(member: tuple[str, str | int | bool]) -> str:
 
 
 def _wished(members: Mapping[str, str], name: str) -> bool:
-    return members.get(name, _FALSE) != _FALSE
+    value = members.get(name, _FALSE)
+    if value not in (_TRUE, _FALSE):
+        raise invalid(f"{name!r} has no value: it is there, or not.", name)
+    return value == _TRUE
+
+
+def _ref(members: Mapping[str, str]) -> str:
+    if "ref" not in members:
+        return ""
+    value = members["ref"]
+    if not (value.startswith('"') and is_ref(value[1:-1])):
+        raise invalid("'ref' must be a name in quotes, such as \"main\": 1 to 64 letters, digits, dots, _ or -.", "ref")
+    return value[1:-1]
 
 
 def _ttl_s(members: Mapping[str, str]) -> float:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from itertools import accumulate, islice, pairwise
+from typing import Any, NamedTuple
 
 import orjson
 
 from gateway.dialects.json_edits import read_object
 from gateway.dialects.json_structure import exceeds, too_complex
-from gateway.features.prompt_log.header import invalid, logs_off
+from gateway.features.prompt_log.difference import path_between
+from gateway.features.prompt_log.header import invalid, is_ref
 from gateway.features.prompt_log.naming.canonical import NoNameError, canonical
+from gateway.features.prompt_log.naming.chain import chain_named, digest_of, head_name, linked
+from gateway.features.prompt_log.naming.entries import OpenCalls
 from gateway.features.prompt_log.naming.forms import FORMS, RESPONSES, LogNames, names_in
+from gateway.features.prompt_log.naming.responses import item_entries
 from gateway.features.prompt_log.turns.own_turn import OwnTurn, own_turn
-from gateway.features.prompt_log.turns.stored_entries import stored_entries
+from gateway.features.prompt_log.turns.stored_entries import StoredEntry, stored_entries
 
 
 def compute(body: bytes, form: str) -> tuple[str, int, bytes, tuple[bytes, ...]]:
@@ -48,39 +53,123 @@ def own_named(body: bytes, form: str, chain: bytes, bases: Sequence[Sequence[str
         raise invalid(f"This conversation has no name: {error.reason}.", error.param) from None
 
 
-def entries(joined: bytes, form: str, sizes: Sequence[int], first: int, limit: int) -> tuple[tuple[bytes, list[bytes]], ...]:
-    """A page of the entries of a log: each in its canonical form, and its elements. joined: pieces of these sizes."""
-    pieces, at = list[bytes](), 0
-    for size in sizes:
-        pieces.append(joined[at : at + size])
-        at += size
-    page = islice(stored_entries(pieces, form), first, first + limit)
+def entries(
+    joined: bytes, form: str, sizes: Sequence[int], length: int, first: int, limit: int
+) -> tuple[tuple[bytes, list[bytes]], ...]:
+    """A page of the entries of a log: each in its canonical form, and its elements. joined: pieces of these sizes. length: of
+    the log.
+    """
+    page = islice(_log_entries(_divided(joined, sizes), form, length), first, first + limit)
     return tuple((canonical(each.entry), each.elements) for each in page)
 
 
-def appended(body: bytes) -> tuple[str, str, str, int, int, int]:
-    """The members of a request that appends: form, base, expect, ttl, and the offsets of its body. Raises GatewayError 400 or
-    413.
+def sealed_parts(joined: bytes, form: str, sizes: Sequence[int], length: int) -> tuple[dict[str, Any], ...]:
+    """The sealed parts of a log: their entry, label, digest and length. joined: pieces of these sizes. length: of the log."""
+    return tuple(
+        {"index": index, **part}
+        for index, each in enumerate(_log_entries(_divided(joined, sizes), form, length))
+        for part in each.entry.get("sealed", ())
+    )
+
+
+def difference_at(joined: bytes, sizes: Sequence[int], forms: Sequence[str], lengths: Sequence[int], index: int) -> tuple[str]:
+    """The path to the first difference in one entry of two logs. joined: their pieces, divided by a size of -1. lengths: of the
+    logs.
     """
+    middle = list(sizes).index(-1)
+    cut = sum(sizes[:middle])
+    halves = (joined[:cut], sizes[:middle]), (joined[cut:], sizes[middle + 1 :])
+    one, other = (
+        next(islice(_log_entries(_divided(*half), form, length), index, None)).entry
+        for half, form, length in zip(halves, forms, lengths, strict=True)
+    )
+    return (path_between(one, other),)
+
+
+def response_names(
+    joined: bytes, sizes: Sequence[int], chain: bytes, open_: Sequence[str], first: bool
+) -> tuple[tuple[str, str, bytes, bytes], ...]:
+    """The names of ordinary responses that continue each other: input head, head, digests, open calls. joined: inputs and
+    outputs in turn, of these sizes. chain, open_: before them. first: they begin their log. Raises GatewayError 400.
+    """
+    pieces, calls, names = _divided(joined, sizes), OpenCalls(open_), list[tuple[str, str, bytes, bytes]]()
+    try:
+        for at in range(0, len(pieces), 2):
+            items = orjson.loads(b"[%b]" % pieces[at])
+            made = FORMS[RESPONSES]({"input": items}, calls).entries if first and not at else item_entries(items, calls)
+            given, open_given = [digest_of(entry) for entry in made], calls.ids
+            answer = [digest_of(entry) for entry in item_entries(orjson.loads(b"[%b]" % pieces[at + 1]), calls)]
+            input_chain = reduce(linked, given, chain)
+            chain = reduce(linked, answer, input_chain)
+            open_calls = orjson.dumps([open_given, calls.ids]) if open_given or calls.ids else b""
+            names.append((head_name(input_chain), head_name(chain), b"".join(given + answer), open_calls))
+    except NoNameError as error:
+        raise invalid(f"This conversation has no name: {error.reason}.", "id") from None
+    return tuple(names)
+
+
+def _divided(joined: bytes, sizes: Sequence[int]) -> list[bytes]:
+    ends = list(accumulate(sizes, initial=0))
+    return [joined[start:end] for start, end in pairwise(ends)]
+
+
+def _log_entries(pieces: Sequence[bytes], form: str, length: int) -> Iterator[StoredEntry]:
+    """The entries of a log. Responses that were not stored by name have leading texts of the system, which are in the frame, in
+    their input.
+    """
+    found = stored_entries(pieces, form)
+    if form != RESPONSES:
+        return found
+    every = list(found)
+    return iter(every[len(every) - length :])
+
+
+class AppendRequest(NamedTuple):
+    """The members of a request that appends. base, expect: heads, or "". ref: its name, or "". source, since: the heads of
+    `copy`, or "". start, end: of its body; equal: it has none.
+    """
+
+    form: str
+    base: str
+    expect: str
+    ref: str
+    source: str
+    since: str
+    ttl: int
+    start: int
+    end: int
+
+
+def appended(body: bytes) -> AppendRequest:
+    """Raises GatewayError 400 or 413."""
     if exceeds(body):
         raise too_complex()
     try:
         found, members = orjson.loads(body), read_object(body)
     except ValueError:
         raise invalid("The body is no JSON object.", "body") from None
-    for name in ("ref", "copy"):
-        if found.get(name) is not None:
-            raise logs_off(f"{name!r} is not served here.", name)
+    copy = found.get("copy")
+    if copy is None:
+        copy = {}
+    elif not isinstance(copy, dict) or not copy.get("from"):
+        raise invalid("'copy' must be {from: HEAD, since: HEAD}.", "copy")
+    wanted = {"base": found.get("base"), "expect": found.get("expect"), "from": copy.get("from"), "since": copy.get("since")}
+    ref = found.get("ref") or ""
+    if ref and not (isinstance(ref, str) and is_ref(ref)):
+        raise invalid("'ref' must be a name: 1 to 64 letters, digits, dots, _ or -.", "ref")
     form, ttl = found.get("form"), found.get("ttl", 0)
     if not isinstance(form, str) or form not in FORMS:
         raise invalid(f"'form' must be one of {', '.join(FORMS)}.", "form")
     if type(ttl) is not int or ttl < 0 or ("ttl" in found and not ttl):
         raise invalid("'ttl' must be a number of seconds, 1 or more.", "ttl")
-    if not isinstance(found.get("body"), dict):
+    if not isinstance(found.get("body", {} if copy else None), dict):
         raise invalid("'body' must be an object: a body of that API, without a model.", "body")
-    if form == RESPONSES and found["body"].get("previous_response_id") is not None:
+    if form == RESPONSES and found.get("body", {}).get("previous_response_id") is not None:
         raise invalid("The body goes on from a response: name its log in 'base'.", "previous_response_id")
-    heads = [found.get(name) or "" for name in ("base", "expect")]
-    if not all(isinstance(head, str) for head in heads):
-        raise invalid("'base' and 'expect' must be heads.", "base")
-    return form, heads[0], heads[1], ttl, *members.spans["body"]
+    heads = {name: value or "" for name, value in wanted.items()}
+    for name, head in heads.items():
+        if head and (not isinstance(head, str) or chain_named(head) is None):
+            raise invalid(f"{name!r} must be a head, such as pl1_9fIC...", name)
+    return AppendRequest(
+        form, heads["base"], heads["expect"], ref, heads["from"], heads["since"], ttl, *members.spans.get("body", (0, 0))
+    )

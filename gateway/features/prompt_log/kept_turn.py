@@ -127,7 +127,7 @@ class TurnKeeper:
         row = turn.row(self._owner, self._clock(), answer, status)
         try:
             store = await self._store.get()
-            turn.ended("kept", await store.put_turn(row, turn.framed, turn.ttl_s))
+            turn.ended("kept", await store.put_turn(row, turn.framed, turn.ttl_s, turn.move))
         except StoreFullError:
             turn.ended("full")
         except StoreError as error:

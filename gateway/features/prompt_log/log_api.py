@@ -1,71 +1,82 @@
 """The endpoints below /v1/logs, for turns that are kept here. A log is named by its head.
 
 POST   /v1/logs                                    turns without an answer (`appending.py`)
-GET    /v1/logs/HEAD                               the log, and what goes on from it
+GET    /v1/logs/HEAD[?model=M]                     the log, and what goes on from it; model: an estimate (`log_models.py`)
 GET    /v1/logs/HEAD/entries?since=HEAD&limit=N    its entries, with their bytes
+GET    /v1/logs/HEAD/render?model=M                its text and tokens, as an engine sees them
 DELETE /v1/logs/HEAD[?tree=true]                   its turns; tree: and all turns that are connected with them
+GET, PUT, DELETE /v1/logs/refs/NAME                names that can be moved (`ref_api.py`)
 
-The request's log line has no head: its path is shown without it (`dialects/table.py: UNLOGGED`).
+In place of HEAD the id of a turn names the log up to its answer. The request's log line has no head: its path is shown without
+it (`dialects/table.py: UNLOGGED`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl
 
 import orjson
 
-from gateway.admission.memory import LARGE_BODY
-from gateway.config.live import Live
+from gateway.core import Core
 from gateway.database.failures import StoreFailed
 from gateway.dialects.table import UNLOGGED
-from gateway.errors import GatewayError, over_budget
+from gateway.errors import GatewayError
 from gateway.features.histories.lazy import LazyStore
-from gateway.features.histories.records import FoundTurn
-from gateway.features.prompt_log.appending import LogAppender
-from gateway.features.prompt_log.bases import HISTORY_SHARE, Base, base_of, found_turns, log_error, not_answering
+from gateway.features.histories.records import FoundTurn, StoredResponse
+from gateway.features.prompt_log.appending import LogAppender, position
+from gateway.features.prompt_log.bases import (
+    HISTORY_SHARE,
+    Base,
+    base_of,
+    found_turns,
+    frame_of,
+    log_error,
+    not_answering,
+)
 from gateway.features.prompt_log.header import invalid
-from gateway.features.prompt_log.job import entries
-from gateway.features.prompt_log.naming.chain import DIGEST, chain_named, chains_of, head_name
-from gateway.parser.parsing import Parsing
+from gateway.features.prompt_log.identified import IdentifiedTurns, is_turn_id
+from gateway.features.prompt_log.job import sealed_parts
+from gateway.features.prompt_log.log_jobs import LogJobs, charge
+from gateway.features.prompt_log.log_models import LogModels, model_of
+from gateway.features.prompt_log.naming.chain import EMPTY, chain_named, chains_of, frame_name, head_name
+from gateway.features.prompt_log.ref_api import LogAnswer, ref_answer
+from gateway.features.prompt_log.turns.joining import body_of_log
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
-from gateway.request.extensions import Phase
 from gateway.request.owner import owner
-from gateway.request.phases.replies import JSON_LINE, Replies
+from gateway.request.phases.replies import JSON_LINE
 
 if TYPE_CHECKING:
     from gateway.features.histories.turns import TurnStore
 
-OPERATION: Final = "prompt_log.entries"
 PATH: Final = "/v1/logs"
+REFS: Final = f"{PATH}/refs/"
 MAX_LIMIT: Final = 100
 MAX_FIELDS: Final = 16  # of a query
-_PATH: Final = re.compile(rf"{PATH}/([^/]{{1,100}})(?:/(entries))?")
+_PATH: Final = re.compile(rf"{PATH}/([^/]{{1,256}})(?:/(entries|render))?")
 _NUMBER: Final = re.compile(r"[0-9]{1,3}")
 
 
 class LogApi:
-    """Answers these requests. entering: the limits of a key. store: None: turns are not kept here."""
+    """Answers these requests. store: None: turns are not kept here."""
 
     def __init__(
         self,
-        live: Live,
-        parsing: Parsing,
+        core: Core,
         store: LazyStore[TurnStore] | None,
         append: LogAppender,
-        replies: Replies,
-        entering: list[Phase],
     ) -> None:
         self._append = append
-        self._live = live
-        self._parsing = parsing
+        self._live = core.live
+        self._jobs = LogJobs(core.parsing)
+        self._identified = IdentifiedTurns(core.parsing)
+        self._models = LogModels(core)
         self._store = store
-        self._replies = replies
-        self._entering = entering
+        self._replies = core.replies
+        self._entering = core.extensions.entering
 
     def claims(self, exchange: Exchange) -> bool:
         """True if the request is for a log."""
@@ -79,74 +90,84 @@ class LogApi:
         for enter in self._entering:
             enter(exchange)
         path, _, query = exchange.request.target.partition("?")
-        if path == PATH:
-            if exchange.request.method != "POST":
-                raise GatewayError(405, "method_not_allowed", f"{PATH} takes POST.")
-            assert self._store is not None
-            try:
-                return self._reply(exchange, await self._append.answer(exchange, await self._store.get()))
-            except StoreFailed as failure:
-                raise not_answering(failure) from None
-        found = _PATH.fullmatch(path)
-        chain = chain_named(found[1]) if found is not None else None
-        if found is None or chain is None:
-            raise log_error(404, "not_found", f"A log is at {PATH}/HEAD, with the head of a kept turn.", "")
+        if path == PATH and exchange.request.method != "POST":
+            raise GatewayError(405, "method_not_allowed", f"{PATH} takes POST.")
         assert self._store is not None
         try:
-            store, asked = await self._store.get(), _query(query)
-            answered = await self._answered(exchange, store, chain, found[2] or "", asked)
+            found = await self._at(exchange, await self._store.get(), path, query)
         except StoreFailed as failure:
             raise not_answering(failure) from None
-        return self._reply(exchange, answered)
-
-    def _reply(self, exchange: Exchange, body: bytes) -> ClientReply:
-        record = exchange.record
         record.status = 200
-        reply = self._replies.begin(exchange, 200, body, JSON_LINE)
+        reply = self._replies.begin(exchange, 200, found.body, JSON_LINE + found.lines)
         record.answer.ok = record.answer.complete = True
         return reply
 
-    async def _answered(self, exchange: Exchange, store: TurnStore, chain: bytes, below: str, asked: dict[str, str]) -> bytes:
-        owner_id, method = owner(exchange.request, exchange.caller), exchange.request.method
+    async def _at(self, exchange: Exchange, store: TurnStore, path: str, query: str) -> LogAnswer:
+        """The answer at a path. Raises GatewayError and StoreFailed."""
+        if path == PATH:
+            return LogAnswer(await self._append.answer(exchange, store))
+        if path.startswith(REFS):
+            return await ref_answer(exchange, store, path.removeprefix(REFS))
+        found = _PATH.fullmatch(path)
+        if found is None or not (is_turn_id(found[1]) or chain_named(found[1])):
+            raise log_error(404, "not_found", f"A log is at {PATH}/HEAD, with the head or the id of a kept turn.", "")
+        return LogAnswer(await self._answered(exchange, store, found[1], found[2] or "", _query(query)))
+
+    async def _answered(self, exchange: Exchange, store: TurnStore, name: str, below: str, asked: dict[str, str]) -> bytes:
+        """name: a head, or the id of a turn. Raises GatewayError and StoreFailed."""
+        owner_id, method, lease = owner(exchange.request, exchange.caller), exchange.request.method, exchange.request.lease
         if method not in (("GET",) if below else ("GET", "DELETE")):
-            raise GatewayError(405, "method_not_allowed", "A log takes GET and DELETE, its entries GET.")
+            raise GatewayError(405, "method_not_allowed", "A log takes GET and DELETE, what is below it GET.")
         if method == "DELETE":
-            count = await store.delete_turns(owner_id, head_name(chain), tree=asked.get("tree") in ("true", "1"))
+            tree = asked.get("tree") in ("true", "1")
+            count = await store.delete_turns(owner_id, name, tree=tree, by_id=is_turn_id(name))
             if not count:
                 raise log_error(404, "prompt_log_not_found", "The log is not known.", "")
             return orjson.dumps({"deleted": count})
-        turns = await found_turns(store, owner_id, chain)
+        max_bytes, client = int(self._live.max_body * HISTORY_SHARE), lease.account.client
+        if chain := chain_named(name):
+            turns = await found_turns(store, owner_id, chain, param="")
+        else:
+            chain, turn = await self._identified.find(store, owner_id, name, max_bytes, client)
+            turns = [turn]
         turn = turns[0]
-        base = await base_of(store, owner_id, turn, int(self._live.max_body * HISTORY_SHARE))
-        size = sum(map(len, base.before))
-        if 2 * size >= LARGE_BODY and not exchange.request.lease.grow(2 * size):
-            raise over_budget(0, exchange.request.lease.account.largest)
+        base = await base_of(store, owner_id, turn, max_bytes)
+        charge(lease, 2 * sum(map(len, base.before)))
+        if below == "entries":
+            return await self._entries(base, turn, asked, client)
+        row = await store.get(owner_id, turn.id)
         if below:
-            return await self._entries(base, turn, asked, exchange.request.lease.account.client)
-        return await _log(store, owner_id, head_name(chain), turns, base)
+            return await self._rendered(exchange, store, row, base, model_of(asked))
+        shown = await _log(store, owner_id, head_name(chain), turns, row, base)
+        if "model" in asked:
+            body = await self._body(exchange, store, row, base, model_of(asked))
+            shown["estimate"] = await self._models.estimate(exchange, body, row.log.form)
+        return orjson.dumps(shown)
+
+    async def _rendered(self, exchange: Exchange, store: TurnStore, row: StoredResponse, base: Base, model: str) -> bytes:
+        body = await self._body(exchange, store, row, base, model)
+        rendered = await self._models.render(exchange, body, row.log.form)
+        client, sizes = exchange.request.lease.account.client, list(map(len, base.before))
+        sealed = await self._jobs.do(sealed_parts, base.before, client, row.log.form, sizes, base.length)
+        return orjson.dumps({**rendered, "sealed": sealed})
+
+    async def _body(self, exchange: Exchange, store: TurnStore, row: StoredResponse, base: Base, model: str) -> bytes:
+        """The body of a request with the whole log, and with the frame of its last turn. Raises GatewayError."""
+        framed, log = b"", row.log
+        if log.frame and log.frame != frame_name({}):
+            framed = await frame_of(store, owner(exchange.request, exchange.caller), log.frame, log.form)
+        charge(exchange.request.lease, sum(map(len, base.before)) + len(framed))
+        return body_of_log(model, log.form, framed, base.before)
 
     async def _entries(self, base: Base, turn: FoundTurn, asked: dict[str, str], client: str) -> bytes:
         """A page of the entries of a log. Raises GatewayError."""
         limit = asked.get("limit", str(MAX_LIMIT))
         if not _NUMBER.fullmatch(limit) or not 1 <= int(limit) <= MAX_LIMIT:
             raise invalid(f"'limit' must be a number from 1 to {MAX_LIMIT}.", "limit")
-        chains = list(chains_of(base.digests))
-        first = 0
-        if "since" in asked:
-            since = chain_named(asked["since"])
-            if since is None:
-                raise invalid("'since' must be a head.", "since")
-            if since not in chains:
-                heads = [head_name(each) for each in base.latest()]
-                text = "The log does not go on from 'since'."
-                raise log_error(409, "prompt_log_diverged", text, "since", length=len(chains), heads=heads)
-            first = chains.index(since) + 1
-        joined, sizes = b"".join(base.before), [len(piece) for piece in base.before]
-        if self._parsing.is_quick(joined, client):
-            found = await self._parsing.turns.take(partial(entries, joined, turn.form, sizes, first, int(limit)), client)
-        else:
-            operation = OPERATION, turn.form, sizes, first, int(limit)
-            found = await self._parsing.process.run(operation, joined, client)
+        since = chain_named(asked["since"]) if "since" in asked else EMPTY
+        if since is None:
+            raise invalid("'since' must be a head.", "since")
+        first, chains = position(base, since), list(chains_of(base.digests))
         rows = [
             {
                 "index": first + at,
@@ -154,31 +175,31 @@ class LogApi:
                 "entry": orjson.Fragment(entry),
                 "body": [orjson.Fragment(element) for element in elements],
             }
-            for at, (entry, elements) in enumerate(found)
+            for at, (entry, elements) in enumerate(await self._jobs.page(base, turn.form, first, int(limit), client))
         ]
-        return orjson.dumps({"entries": rows, "more": first + len(rows) < len(chains)})
+        return orjson.dumps({"entries": rows, "more": first + len(rows) < base.length})
 
 
-async def _log(store: TurnStore, owner_id: str, head: str, turns: Sequence[FoundTurn], base: Base) -> bytes:
-    """The log at a head. Its row is that of the newest turn there."""
-    turn = turns[0]
-    row = await store.get(owner_id, turn.id)
+async def _log(
+    store: TurnStore, owner_id: str, head: str, turns: Sequence[FoundTurn], row: StoredResponse, base: Base
+) -> dict[str, Any]:
+    """The log at a head. row: of the newest turn there."""
     children = [
         {"head": each.head, "status": each.status, "created_at": int(each.created_at)}
         for each in await store.going_on(owner_id, head, turns)
     ]
-    found = {
+    return {
         "head": head,
-        "length": len(base.digests) // DIGEST,
+        "length": base.length,
         "form": row.log.form,
-        "frame": row.log.frame,
+        "frame": row.log.frame or None,
         "bytes": sum(map(len, base.before)),
         "created_at": int(row.created_at),
-        "expires_at": int(turn.expires_at),
+        "expires_at": int(turns[0].expires_at),
         "issuer": row.log.issuer or None,
+        "parent": row.parent or None,
         "children": children,
     }
-    return orjson.dumps(found)
 
 
 def _query(query: str) -> dict[str, str]:

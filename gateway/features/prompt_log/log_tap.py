@@ -72,7 +72,7 @@ class LogTap(AnswerTap):
         exchange.tap = self
         exchange.assemble()
         late = exchange.api.stream and self._turn is not None  # a stream tells at its end whether its turn is kept
-        told = {name: value for name, value in request.told.items() if not (late and name == "kept")}
+        told = {name: value for name, value in request.told.items() if not (late and name in ("kept", "ref"))}
         exchange.head_lines = self._line({"length": self._length, **told})
 
     def repeatable(self) -> bool:
@@ -138,7 +138,7 @@ class LogTap(AnswerTap):
         except (NoNameError, ValueError, LookupError):
             if self._keeper is None:
                 return event
-            told = {"kept": False}
+            told = {name: value for name, value in self._request.told.items() if name in ("kept", "ref")}
         if self._form == CHAT:
             return self._chunk(told) + event
         return b"event: prompt_log\ndata: %b\n\n%b" % (orjson.dumps({"type": "prompt_log", "prompt_log": told}), event)
@@ -161,7 +161,8 @@ class LogTap(AnswerTap):
             raise NoNameError("the answer has no name")
         told: Told = {"head": head_name(extended(self._chain, entries)), "length": self._length + len(entries)}
         if self._turn is not None and self._turn.expires_at is not None:
-            return told | self._request.told | {"expires": int(self._turn.expires_at), "kept": True}
+            moved = {"ref": self._turn.move.moved} if self._turn.move is not None else {}
+            return told | self._request.told | {"expires": int(self._turn.expires_at), "kept": True, **moved}
         return told | self._request.told
 
     def _line(self, told: Told) -> bytes:

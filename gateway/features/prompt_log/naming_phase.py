@@ -11,20 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gateway.admission.memory import parsing
+from gateway.config.live import Live
+from gateway.database.failures import StoreFailed
 from gateway.dialects.json_structure import signs
 from gateway.errors import GatewayError
 from gateway.features.histories.lazy import LazyStore
-from gateway.features.prompt_log.base_phase import diverged
+from gateway.features.prompt_log.bases import HISTORY_SHARE, Base
+from gateway.features.prompt_log.divergence import Divergence, diverged
 from gateway.features.prompt_log.job import named
 from gateway.features.prompt_log.kept_turn import TurnKeeper
 from gateway.features.prompt_log.log_request import LOG_REQUEST
 from gateway.features.prompt_log.log_tap import LogTap
 from gateway.features.prompt_log.metrics import PromptLogMetrics
+from gateway.features.prompt_log.naming.chain import EMPTY
 from gateway.features.prompt_log.naming.forms import LogNames
-from gateway.features.prompt_log.own_turns import QUICK_BYTES, QUICK_SIGNS
+from gateway.features.prompt_log.own_turns import QUICK_BYTES, QUICK_SIGNS, OwnTurns
 from gateway.parser.parsing import Parsing
 from gateway.request.exchange import Exchange
 from gateway.request.owner import owner
@@ -40,12 +44,16 @@ class NamingPhase:
 
     def __init__(
         self,
+        live: Live,
         parsing_: Parsing,
         store: LazyStore[TurnStore] | None,
         metrics: PromptLogMetrics,
         wall_clock: Callable[[], float],
     ) -> None:
+        self._live = live
         self._parsing = parsing_
+        self._own_turns = OwnTurns(parsing_)
+        self._divergence = Divergence(parsing_)
         self._store = store
         self._metrics = metrics
         self._wall_clock = wall_clock
@@ -64,7 +72,8 @@ class NamingPhase:
                 names = await self._names(exchange, request.form)
                 expect = request.wishes.expect
                 if expect is not None and expect != names.chain:
-                    raise diverged(names.length, names.latest)
+                    difference = await self._difference(exchange, request.form, expect)
+                    raise diverged(names.length, names.latest, difference)
                 request.names = names.chain, names.frame, names.length
         except GatewayError as error:
             if error.members is not None:
@@ -74,6 +83,19 @@ class NamingPhase:
         if self._store is not None and request.turn is not None:
             keeper = TurnKeeper(self._store, owner(exchange.request, exchange.caller), self._wall_clock)
         LogTap(exchange, request, keeper, self._wall_clock)
+
+    async def _difference(self, exchange: Exchange, form: str, expect: bytes) -> dict[str, Any] | None:
+        """The first difference to the expected log, if that is kept here."""
+        if self._store is None:
+            return None
+        lease, owner_id = exchange.request.lease, owner(exchange.request, exchange.caller)
+        try:
+            store = await self._store.get()
+            own = await self._own_turns.of(exchange.api.body, form, EMPTY, (), lease)
+        except (StoreFailed, GatewayError):
+            return None
+        received, most = Base([own.stored], own.digests), int(self._live.max_body * HISTORY_SHARE)
+        return await self._divergence.first_difference(store, owner_id, expect, received, form, lease, most)
 
     async def _names(self, exchange: Exchange, form: str) -> LogNames:
         body, lease = exchange.api.body, exchange.request.lease

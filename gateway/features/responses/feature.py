@@ -46,7 +46,8 @@ def install(core: Core) -> None:
 
 def _recall_of(core: Core) -> tuple[LazyStore[RunStore] | None, Runs, Recall]:
     state, wall_clock, metrics = STATE.of(core.config), core.wall_clock, core.metrics.of(ResponsesMetrics)
-    lazy = LazyStore(partial(_load, state.max_mb << 20), state.url, state.ttl_s, metrics.file_lost.add, wall_clock, core.clock)
+    load = partial(_load, state.max_mb << 20, state.owner_mb << 20)
+    lazy = LazyStore(load, state.url, state.ttl_s, metrics.file_lost.add, wall_clock, core.clock)
     store = lazy if state.url != OFF else None
     histories = Histories(store, StoredItems(core.parsing), metrics.kept, metrics.histories, wall_clock)
     logs = Logs(max_logs=min(MAX_LOGS, core.memory.limit // LOGS_SHARE))
@@ -55,8 +56,8 @@ def _recall_of(core: Core) -> tuple[LazyStore[RunStore] | None, Runs, Recall]:
     return store, runs, Recall(core.live, core.parsing, histories, runs, followers, wall_clock)
 
 
-def _load(max_bytes: int) -> Callable[[Database, float, Callable[[], float]], RunStore]:
+def _load(max_bytes: int, owner_bytes: int) -> Callable[[Database, float, Callable[[], float]], RunStore]:
     from gateway.features.histories.sizes import StoredSizes
     from gateway.features.runs.stored_runs import RunStore
 
-    return partial(RunStore, format_=_FORMAT, sizes=StoredSizes(max_bytes))
+    return partial(RunStore, format_=_FORMAT, sizes=StoredSizes(max_bytes, owner_bytes))

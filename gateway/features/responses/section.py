@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from gateway.config.hints import EXPECTED, FALSE, FIXED
+from gateway.config.hints import EXPECTED, FALSE, FIXED, MAX_NUMBER
 from gateway.config.kinds import ConfigSection, DatabaseUrl, Positive, Seconds, about
 from gateway.config.listen import OFF
 from gateway.config.sections import Section
@@ -23,9 +23,12 @@ class StateConfig(ConfigSection, frozen=True):
         ),
     ] = "sqlite"
     ttl_s: Annotated[Seconds, about("Seconds after its last use that a response or a conversation is kept.")] = 2_592_000.0
-    max_mb: Annotated[
-        Positive, about("MiB of all that is kept; one owner (a tenant, else a client's credentials) may have a quarter.")
-    ] = 10_240
+    max_mb: Annotated[Positive, about("MiB of all that is kept.")] = 10_240
+    owner_mb: Annotated[
+        int,
+        Meta(ge=0, le=MAX_NUMBER, extra={EXPECTED: "0 (a quarter of max_mb) or more"}),
+        about("MiB of all that one owner keeps (a tenant, else a client's credentials); 0: a quarter of max_mb."),
+    ] = 0
 
 
 STATE: Final = Section(

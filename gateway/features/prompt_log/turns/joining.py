@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import orjson
+
 from gateway.dialects.json_edits import Edit, Members, apply, read_object
+from gateway.features.prompt_log.naming.forms import MESSAGES
 from gateway.features.prompt_log.turns.own_turn import LISTS, OwnTurn
 
 
@@ -20,6 +23,17 @@ def joined(own: OwnTurn, pieces: Sequence[bytes]) -> list[Edit]:
     if own.begin < own.end:
         return [(own.begin, own.begin, b",".join(pieces) + b",")]
     return [(own.begin, own.begin, b",".join([b"", *pieces] if own.leading else pieces))]
+
+
+def body_of_log(model: str, form: str, framed: bytes, pieces: Sequence[bytes]) -> bytes:
+    """A body with a whole log. framed: the members of its frame; b"": none. pieces: its elements, JSON joined by commas."""
+    found = read_object(framed or b"{}")
+    values = {name: framed[start:end] for name, (start, end) in found.spans.items()}
+    leading = values.pop(LISTS[form], b"[]")[1:-1]
+    elements = b",".join(piece for piece in (leading, *pieces) if piece)
+    more = {"max_tokens": b"1"} if form == MESSAGES else {}  # Messages requires it
+    members = {"model": orjson.dumps(model), **more, **values, LISTS[form]: b"[%b]" % elements}
+    return b"{%b}" % b",".join(b"%b:%b" % (orjson.dumps(name), value) for name, value in members.items())
 
 
 def frame_edits(members: Members, form: str, framed: bytes) -> tuple[list[Edit], bytes]:

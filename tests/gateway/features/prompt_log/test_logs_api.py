@@ -121,7 +121,7 @@ async def test_other_heads_and_other_paths_read_like_nothing(request_lines: Call
         unknown = await called(run, "GET", head_name(b"x" * 32))
         assert unknown == await called(run, "GET", told["head"], key="other")
         assert (unknown[0], unknown[1]["code"]) == (404, "prompt_log_not_found")
-        for path in ("pl1_x", "turn_1", f"{told['head']}/render", f"{told['head']}/entries/x"):
+        for path in ("pl1_x", "turn_1", "refs", "resp_1", f"{told['head']}/entries/x"):
             assert (await called(run, "GET", path))[0] == 404
         assert (await called(run, "PUT", told["head"]))[0] == 405
         assert (await called(run, "DELETE", f"{told['head']}/entries"))[0] == 405
@@ -149,10 +149,17 @@ async def test_turns_are_appended_without_an_answer(path: str, tmp_path: Path) -
         assert (code, error["code"], error["length"]) == (409, "prompt_log_diverged", 3)
         code, error = await called(run, "POST", "", body=more, key="other")
         assert (code, error["code"]) == (404, "prompt_log_not_found")
-        bad: list[dict[str, Any]] = [{"form": "x"}, {"ttl": 0}, {"ttl": "5"}, {"base": "pl1_x"}, {"base": 5}, {"body": 5}]
+        bad: list[dict[str, Any]] = [
+            {"form": "x"},
+            {"ttl": 0},
+            {"ttl": "5"},
+            {"base": "pl1_x"},
+            {"base": 5},
+            {"body": 5},
+            {"ref": "a b"},
+        ]
+        bad += [{"copy": {}}, {"copy": 5}, {"copy": {"from": "x"}}, {"copy": {"from": first["head"], "since": "x"}}]
         for wrong in [*bad, {"body": {}}]:
             code, error = await called(run, "POST", "", body={**more, **wrong})
             assert (code, error["code"]) == (400, "prompt_log_invalid"), wrong
-        code, error = await called(run, "POST", "", body={**more, "copy": {}})
-        assert (code, error["code"]) == (400, "prompt_logs_off")
         assert len(replica.requests) == 1

@@ -116,6 +116,25 @@ async def test_the_next_request_has_the_head_of_the_answer() -> None:
         assert code == 200
 
 
+@pytest.mark.parametrize("keep", ["name", "keep"])
+async def test_of_two_members_with_reasoning_one_counts_plain_and_streamed(keep: str, tmp_path: Any) -> None:
+    """An engine writes both, here with other texts."""
+    thought = {"reasoning": "Hm.", "reasoning_content": "Hm, hm."}
+    said = {"role": "assistant", "content": "hello", **thought}
+    body = {"id": "c", "choices": [{"index": 0, "message": said, "finish_reason": "stop"}]}
+    deltas = [{"role": "assistant", **thought}, {"content": "hello"}]
+    chunks = [event(choices=[{"index": 0, "delta": delta}]) for delta in deltas]
+    end = event(choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}]) + b"data: [DONE]\n\n"
+    engines = [writes(http(200, json.dumps(body).encode())), events(*chunks, end)]
+    log = log_in(json.dumps({"messages": [USER, said]}).encode(), "chat")
+    state = {"url": f"sqlite:///{tmp_path}/state.db"}
+    async with FakeReplica(engines) as replica, running(replica, state=state) as run:
+        _, headers, _ = await asked(run, CHAT, keep)
+        _, _, raw = await asked(run, CHAT, keep, stream=True)
+        heads = told_in(headers)["head"], told_in_stream(CHAT, raw)[1]["head"]
+        assert heads == (head_name(extended(EMPTY, log.entries)),) * 2
+
+
 @pytest.mark.parametrize("path", FORMS)
 async def test_a_diverged_log_is_refused_before_anything_is_generated(path: str) -> None:
     other = head_name(extended(EMPTY, [HELLO]))

@@ -1,0 +1,49 @@
+"""Work on the stored bytes of logs: on short ones in the event loop, in turns, on long ones in the parser process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from gateway.admission.memory import LARGE_BODY, MemoryLease
+from gateway.errors import over_budget
+from gateway.features.prompt_log import job
+from gateway.features.prompt_log.bases import Base
+from gateway.parser.parsing import Parsing
+
+_MODULE: Final = "gateway.features.prompt_log.job"
+_WORKS: Final = (job.entries, job.sealed_parts, job.difference_at, job.response_names)
+
+
+def _operation(work: Callable[..., Any]) -> str:
+    return f"prompt_log.{work.__name__}"
+
+
+OPERATIONS: Final[Mapping[str, str]] = {_operation(work): f"{_MODULE}:{work.__name__}" for work in _WORKS}
+"""For the parser process: the place of each operation, by its name."""
+
+
+class LogJobs:
+    """Does it."""
+
+    def __init__(self, parsing: Parsing) -> None:
+        self._parsing = parsing
+
+    async def do(self, work: Callable[..., Any], pieces: Sequence[bytes], client: str, *arguments: Any) -> Any:
+        """The result of a function of `job.py`, called with the joined pieces and these arguments. Raises GatewayError."""
+        joined = b"".join(pieces)
+        if self._parsing.is_quick(joined, client):
+            return await self._parsing.turns.take(partial(work, joined, *arguments), client)
+        return await self._parsing.process.run((_operation(work), *arguments), joined, client)
+
+    async def page(self, base: Base, form: str, first: int, limit: int, client: str) -> list[tuple[bytes, list[bytes]]]:
+        """Entries of a log: each in its canonical form, and its elements."""
+        sizes = list(map(len, base.before))
+        return list(await self.do(job.entries, base.before, client, form, sizes, base.length, first, limit))
+
+
+def charge(lease: MemoryLease, size: int) -> None:
+    """Charges the bytes of a log. Raises GatewayError 413 or 503."""
+    if size >= LARGE_BODY and not lease.grow(size):
+        raise over_budget(0, lease.account.largest)
