@@ -74,13 +74,14 @@ class RunEvent(NamedTuple):
 
 class SchedulerTurn(NamedTuple):
     """Calls to start and to cancel, and events. more: another turn is due at once. wake_at: another turn is due then, unless
-    something happens before.
+    something happens before. work: units of about a nanosecond, as `WorkBudget` counts them.
     """
 
     calls: Sequence[StartCall | CancelCall]
     events: Sequence[RunEvent]
     more: bool
     wake_at: float | None = None
+    work: int = 0
 
 
 @dataclass(frozen=True, slots=True)

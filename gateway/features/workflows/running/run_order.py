@@ -10,6 +10,7 @@ from gateway.features.workflows.language.plan import WorkflowPlan
 from gateway.features.workflows.language.workflow import Workflow
 from gateway.features.workflows.running.calls import ModelCalls
 from gateway.features.workflows.running.messages import NO_TRAITS, EngineTraits
+from gateway.features.workflows.running.run_turns import RunTurns
 
 
 class ConnectorCaller(Protocol):
@@ -54,9 +55,10 @@ class RunOrder:
 
 @dataclass(frozen=True, slots=True)
 class RunServices:
-    """The surroundings of all runs. clock: monotonic seconds. wall_clock: Unix seconds."""
+    """The surroundings of all runs of a process. clock: monotonic seconds. wall_clock: Unix seconds."""
 
     models: ModelCalls
     connectors: ConnectorCaller
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
+    turns: RunTurns = field(default_factory=RunTurns)

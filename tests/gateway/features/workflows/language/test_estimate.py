@@ -64,7 +64,7 @@ def test_it_is_unknown_where_the_inputs_are_too_much_work() -> None:
     nested = ["lower(" * 40 + f"inputs.messages[0].content[{at}:]" + ")" * 40 for at in range(3)]
     steps = {f"s{at}": {"chat": {"append": [message(f"${{{each}}}")]}} for at, each in enumerate(nested)}
     assert estimated(steps)
-    assert estimated(steps, [message("x" * 200_000)]) is None
+    assert estimated(steps, [message("x" * 400_000)]) is None
     same = {f"s{at}": {"chat": {"append": [message(f"${{{nested[0]}}}")]}} for at in range(9)}
-    assert estimated(same, [message("x" * 200_000)]), "one expression is evaluated once"
+    assert estimated(same, [message("x" * 400_000)]), "one expression is evaluated once"
     assert estimated({"a": {"chat": CHAT}}, [message("x" * 1000)] * 2000) is None, "a run would refuse inputs of this size"
