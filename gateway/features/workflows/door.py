@@ -11,21 +11,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Any
 from uuid import uuid4
 
 import orjson
 
 from gateway.core import Core
-from gateway.dialects.body import json_object
-from gateway.dialects.dialect import StreamReader
-from gateway.dialects.openai.request import CHAT
 from gateway.errors import GatewayError, bad_request, shutting_down
 from gateway.features.runs.event_log import EventLog, Logs
-from gateway.features.translation.answers import TranslatedAnswers
-from gateway.features.translation.table import TRANSLATIONS
-from gateway.features.translation.translation import Translation
 from gateway.features.workflows.directory import PREFIX
+from gateway.features.workflows.door_form import DoorForm, form_of, unfit
 from gateway.features.workflows.language.document import ModelCall
 from gateway.features.workflows.language.functions import FUNCTIONS
 from gateway.features.workflows.language.inputs import MESSAGES
@@ -43,12 +38,6 @@ from gateway.request.phases.replies import JSON_LINE, STREAM_LINES
 
 Perform = Callable[[WorkflowRun, PlannedRun], Awaitable[None]]
 
-_REFUSED: Final = ("tools", "functions", "response_format", "logprobs", "top_logprobs")
-_KNOWN: Final = frozenset(
-    ["model", "messages", "stream", "stream_options", "workflow_inputs", "user", "metadata", "store", "n"]
-)
-_INLINE_BYTES: Final = 1 << 16  # largest body that is translated in the event loop
-
 
 class WorkflowDoor:
     """Answers chat requests whose model is a workflow. perform: runs and counts a run."""
@@ -58,14 +47,14 @@ class WorkflowDoor:
 
     async def answer(self, exchange: Exchange) -> ClientReply:
         """Raises GatewayError or DocumentError."""
-        form = await self._form(exchange)
+        form = await form_of(exchange)
         name = exchange.api.model.removeprefix(PREFIX)
         exchange.record.subject.model = exchange.api.model
         body = RunRequestBody(name, "", None, exchange.api.stream, RunLimits(), {})
         planned = await self._requests.planned(body, exchange)
         primary = planned.workflow.primary
         if primary is None:
-            raise _unfit("model", f"The workflow {name!r} names no primary output, which would be the answer's text.")
+            raise unfit("model", f"The workflow {name!r} names no primary output, which would be the answer's text.")
         body = body._replace(inputs=_inputs(planned.workflow, form.body))
         see_replicas = self._core.access.is_operator(exchange.request)
         passed = _passed_step(planned.workflow, primary)
@@ -136,63 +125,6 @@ class WorkflowDoor:
             if not self._core.running.over:
                 raise  # the client left
             reply.end(answer.form.error(shutting_down()))
-
-    async def _form(self, exchange: Exchange) -> DoorForm:
-        """The request as chat, and its answers in the client's dialect. Raises GatewayError 400."""
-        name, raw = exchange.dialect.name, exchange.api.body
-        exchange.api.body = b""
-        if name == CHAT:
-            return DoorForm(exchange, orjson.loads(raw), None)
-        translation = TRANSLATIONS.get(name)
-        if translation is None:
-            raise _unfit("model", f"A workflow answers chat, Messages and Responses, not {exchange.record.path[:60]}.")
-        if len(raw) > _INLINE_BYTES:
-            echo, body = await asyncio.to_thread(_as_chat, translation, raw)
-        else:
-            echo, body = _as_chat(translation, raw)
-        return DoorForm(exchange, body, TranslatedAnswers(translation, echo, exchange.record.id, 0))
-
-
-def _as_chat(translation: Translation, raw: bytes) -> tuple[bytes, dict[str, Any]]:
-    """The request as chat, after the part of it that its answer repeats. Raises GatewayError 400."""
-    request = translation.request(raw)
-    body: dict[str, Any] = orjson.loads(request.body)
-    given = json_object(raw).get("workflow_inputs")  # no member of these APIs
-    return request.echo, body if given is None else body | {"workflow_inputs": given}
-
-
-class DoorForm:
-    """The form of a client's request: its members as chat, and its answer's form. ignored: members without effect."""
-
-    def __init__(self, exchange: Exchange, body: Mapping[str, Any], answers: TranslatedAnswers | None) -> None:
-        """Raises GatewayError 400 for members that a workflow cannot fulfil."""
-        for key in _REFUSED:
-            if body.get(key):
-                raise _unfit(key, f"A workflow has its own steps: {key!r} is not possible here.")
-        if body.get("n") not in (None, 1):
-            raise _unfit("n", "A workflow gives one answer: 'n' must be 1.")
-        self.body = body
-        self.ignored = [key for key in body if key not in _KNOWN and key.isidentifier()] if answers is None else []
-        self._exchange = exchange
-        self._answers = answers
-        self._reader: StreamReader | None = None
-        options = body.get("stream_options")
-        asked = isinstance(options, dict) and options.get("include_usage") is True
-        self.wants_usage = answers is not None or (asked and not exchange.api.strip_usage)
-
-    def event(self, chunk: bytes) -> bytes:
-        """An event of a chat stream, for the client. b"": nothing yet."""
-        if self._answers is None:
-            return chunk
-        if self._reader is None:
-            self._reader = self._answers.reader(self._exchange.api, watchful=False)
-        return self._reader.feed(chunk)
-
-    def whole(self, completion: bytes) -> bytes:
-        return completion if self._answers is None else self._answers.whole(completion)
-
-    def error(self, error: GatewayError) -> bytes:
-        return self._exchange.dialect.error_event(error, self._reader) or b""
 
 
 class DoorAnswer:
@@ -331,8 +263,4 @@ def _inputs(workflow: Workflow, body: Mapping[str, Any]) -> dict[str, Any]:
     if not messages and len(texts) == 1:
         return {**given, texts[0]: FUNCTIONS["last_text"].call(body.get("messages") or []) or ""}
     text = f"The workflow {workflow.name!r} has no single input for the messages; give its inputs in 'workflow_inputs'."
-    raise _unfit("workflow_inputs", text)
-
-
-def _unfit(param: str, message: str) -> GatewayError:
-    return GatewayError(400, "workflow_door", message, param=param)
+    raise unfit("workflow_inputs", text)

@@ -152,6 +152,39 @@ async def test_sampling_is_ignored_and_named(tmp_path: Path) -> None:
     assert "temperature" not in scripted.replica.requests[0].json
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "ignored"),
+    [
+        (
+            "messages",
+            {"messages": [USER], "max_tokens": 9, "temperature": 0.1, "stop_sequences": ["x"], "system": "s", "top_k": None},
+            "max_tokens, temperature, stop_sequences",
+        ),
+        ("responses", {"input": "hello", "top_p": 0.5, "instructions": "s", "store": False}, "top_p"),
+        ("chat/completions", {"messages": [USER], **{f"x{at}": 1 for at in range(50)}, "y" * 99: 1}, None),
+    ],
+)
+async def test_members_without_effect_are_named_in_each_api(
+    tmp_path: Path, path: str, body: dict[str, Any], ignored: str | None
+) -> None:
+    async with served(tmp_path) as (_, run):
+        for stream in (False, True):
+            sent = body | {"model": "workflow:support", "stream": stream}
+            async with run.session.post(f"{run.url}/v1/{path}", json=sent) as answer:
+                named = answer.headers["X-Warmroute-Ignored"]
+            assert (answer.status, named) == (200, ignored or ", ".join(f"x{at}" for at in range(20)))
+
+
+@pytest.mark.parametrize("model", ["workflow:support", "moved"])
+async def test_a_response_of_a_workflow_does_not_run_in_the_background(tmp_path: Path, model: str) -> None:
+    state = {"url": f"sqlite:///{tmp_path / 'state.db'}"}
+    async with served(tmp_path, state=state, model_aliases={"moved": "workflow:support"}) as (engine, run):
+        got, _, found = await run.post({"model": model, "input": "hello", "background": True}, "/v1/responses")
+        assert (got, found["error"]["code"], found["error"]["param"]) == (400, "workflow_door", "background")
+        assert "/v1/workflows/runs" in found["error"]["message"]
+    assert not engine.replica.requests
+
+
 async def test_an_unknown_workflow_and_one_without_a_primary_output(tmp_path: Path) -> None:
     two = document({"a": {**CHAT, "yield": "a"}, "b": {**CHAT, "yield": "b"}}, name="two")
     async with served(tmp_path, two) as (_, run):
