@@ -21,10 +21,7 @@ from uuid import uuid4
 
 import orjson
 
-from gateway.accounting.consumed import Consumption
-from gateway.accounting.money import dollars
 from gateway.core import Core
-from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, shutting_down
 from gateway.features.runs.event_log import EventLog, Logs
 from gateway.features.workflows.background.answers import BackgroundAnswers
@@ -39,7 +36,8 @@ from gateway.features.workflows.language.plan import copies_of
 from gateway.features.workflows.metrics import WorkflowsMetrics
 from gateway.features.workflows.recent_runs import RecentRuns
 from gateway.features.workflows.run_request import PlannedRun, RunRequestBody, RunRequests, read_body
-from gateway.features.workflows.running.calls import ModelCalls, model_of
+from gateway.features.workflows.running.call_prices import CallPrices
+from gateway.features.workflows.running.calls import ModelCalls
 from gateway.features.workflows.running.event_stream import EventSender, error_event, event_bytes
 from gateway.features.workflows.running.messages import RunEvent
 from gateway.features.workflows.running.run import WorkflowRun
@@ -152,15 +150,12 @@ class WorkflowApi:
         """Tokens and the worst price, as far as the given inputs show them; null: unknown."""
         inputs = body.inputs if isinstance(body.inputs, dict) else {}
         max_tokens = WORKFLOWS.of(self._core.config).max_tokens
-        found = estimate_of(planned.workflow, copies_of(planned.workflow), inputs, max_tokens)
+        prices = CallPrices(self._core)
+        found = estimate_of(planned.workflow, copies_of(planned.workflow), inputs, max_tokens, prices.bytes_per_token)
         if found is None:
             return {"prompt_tokens": None, "least_tokens": None, "cost_usd": None}
-        meter, live = self._core.meter, self._core.live
-        bills = [
-            (each.copies, meter.bill(model_of(each.model, live), Consumption(Usage(each.prompt, each.answer, 0))))
-            for each in found.steps.values()
-        ]
-        cost = sum(copies * dollars(bill.total) for copies, bill in bills if bill)
+        steps = found.steps.values()
+        cost = sum(each.copies * prices.worst_usd(each.model, each.prompt, each.answer) for each in steps)
         return {"prompt_tokens": found.prompt_tokens, "least_tokens": found.least_tokens, "cost_usd": round(cost, 9)}
 
     async def _run(self, exchange: Exchange) -> ClientReply:

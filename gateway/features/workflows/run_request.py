@@ -25,7 +25,7 @@ from gateway.features.workflows.language.inputs import read_inputs
 from gateway.features.workflows.language.plan import RunAllowance, WorkflowPlan, plan_of
 from gateway.features.workflows.language.workflow import RunLimits, Workflow
 from gateway.features.workflows.model_engines import engine_traits
-from gateway.features.workflows.running.calls import model_of
+from gateway.features.workflows.running.call_prices import model_of
 from gateway.features.workflows.running.run_order import RunOrder
 from gateway.features.workflows.section import WORKFLOWS, WorkflowsConfig
 from gateway.features.workflows.stored.documents import StoredWorkflows

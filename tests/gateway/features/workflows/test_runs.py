@@ -340,6 +340,39 @@ async def test_the_price_of_an_alias_is_that_of_its_model() -> None:
     assert scripted.cache.calls == 0
 
 
+async def test_the_worst_price_is_that_of_the_dearest_fallback() -> None:
+    scripted = ScriptedEngine(lambda _body: ScriptedAnswer("some text"))
+    steps = {"a": {"chat": {**CHAT["chat"], "max_tokens": 100}, "yield": "a"}}
+    other, last = FakeReplica(), FakeReplica()
+    async with scripted.replica, other, last:
+        pools: Any = [
+            {"name": "own", "models": ["m"], "replicas": [scripted.replica.url], "fallback": {"pool": "next"}},
+            {"name": "next", "models": ["n"], "replicas": [other.url], "fallback": {"pool": "last", "model": "dear"}},
+            {"name": "last", "models": ["dear"], "replicas": [last.url]},
+        ]
+        prices: Any = {"m": {"input": 1, "output": 1}, "dear": {"input": 1, "output": 1000}}
+        async with running(pools=pools, prices=prices) as run:
+            body = {"workflow": document(steps), "inputs": {"messages": [USER]}, "limits": {"cost_usd": 0.01}}
+            assert (await run.post(body, "/v1/workflows/plan"))[2]["cost_usd"] > 0.1
+            assert (await run.post(body, RUNS))[2]["incomplete_details"] == {"reason": "cost_usd"}
+    assert scripted.cache.calls == 0
+
+
+async def test_the_tokens_of_the_plan_and_the_worst_price_follow_the_learned_size_of_a_token() -> None:
+    steps = {"a": {"chat": {**CHAT["chat"], "max_tokens": 1}, "yield": "a"}}
+    body = {"workflow": document(steps), "inputs": {"messages": [{"role": "user", "content": "x" * 40_000}]}}
+    async with engine(prices={"m": {"input": 1, "output": 1}}) as (scripted, run):
+        assert (await run.post(body, "/v1/workflows/plan"))[2]["prompt_tokens"] == pytest.approx(10_000, rel=0.01)
+        for _ in range(50):
+            run.gateway.router.scales.learn("m", 20_000, 20_000)
+        plan = (await run.post(body, "/v1/workflows/plan"))[2]
+        assert plan["prompt_tokens"] > 30_000
+        assert plan["cost_usd"] == pytest.approx((plan["prompt_tokens"] + 1) / 1e6)
+        found = (await run.post(body | {"limits": {"cost_usd": 0.02}}, RUNS))[2]
+        assert found["incomplete_details"] == {"reason": "cost_usd"}, "3 bytes for a token would be 0.0134 USD"
+    assert scripted.cache.calls == 0
+
+
 async def test_a_value_that_is_too_large_ends_the_run() -> None:
     async with engine(ScriptedAnswer("x" * (2 << 20))) as (_, run):
         found = (await run.post({"workflow": ONE, "inputs": {"messages": [USER]}}, RUNS))[2]
