@@ -23,7 +23,7 @@ import orjson
 
 from gateway.core import Core
 from gateway.errors import GatewayError, shutting_down
-from gateway.features.runs.event_log import EventLog, Logs
+from gateway.features.runs.event_log import EventLog
 from gateway.features.workflows.background.answers import BackgroundAnswers
 from gateway.features.workflows.background.runs import BackgroundRuns
 from gateway.features.workflows.connectors import Connectors
@@ -38,7 +38,7 @@ from gateway.features.workflows.recent_runs import RecentRuns
 from gateway.features.workflows.run_request import PlannedRun, RunRequestBody, RunRequests, read_body
 from gateway.features.workflows.running.call_prices import CallPrices
 from gateway.features.workflows.running.calls import ModelCalls
-from gateway.features.workflows.running.event_stream import EventSender, error_event, event_bytes
+from gateway.features.workflows.running.event_stream import EventSender, error_event, event_bytes, unread_logs
 from gateway.features.workflows.running.messages import RunEvent
 from gateway.features.workflows.running.run import WorkflowRun
 from gateway.features.workflows.running.run_order import RunOrder, RunServices
@@ -68,7 +68,7 @@ class WorkflowApi:
         self._connectors = connectors
         self.requests = RunRequests(core, library, connectors)
         self._services = RunServices(ModelCalls(core), connectors, core.clock, core.wall_clock)
-        self._logs = Logs()
+        self._logs = unread_logs()
         self._door = WorkflowDoor(core, self.requests, self._services, self._logs, self._perform)
         self._recent = recent
         self.background = BackgroundRuns(core, self._services, recent)
@@ -204,7 +204,7 @@ class WorkflowApi:
                 events.end()
 
         running = asyncio.get_running_loop().create_task(perform(), name=run.id)
-        sender = EventSender(events, reply)
+        sender = EventSender(events, reply, logs=self._logs)
         try:
             await sender.run(self._core.live.patience_s)
             await running

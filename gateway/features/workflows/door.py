@@ -118,7 +118,7 @@ class WorkflowDoor:
 
     async def _sent(self, exchange: Exchange, log: EventLog, reply: ClientReply, answer: DoorAnswer) -> None:
         try:
-            await EventSender(log, reply).run(self._core.live.patience_s)
+            await EventSender(log, reply, logs=self._logs).run(self._core.live.patience_s)
         except GatewayError as error:  # the client was too slow
             reply.write(answer.form.error(error))
         except asyncio.CancelledError:
