@@ -251,7 +251,9 @@ def _passed_step(workflow: Workflow, primary: str) -> str:
 
 
 def _inputs(workflow: Workflow, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The messages go to the only input of messages, or the last text of the user to the only required text."""
+    """The messages go to the only input of messages, or the last text of the user to the only required text; nowhere if all
+    required inputs are given.
+    """
     given = body.get("workflow_inputs") or {}
     if not isinstance(given, dict):
         raise bad_request("'workflow_inputs' must be an object.", "workflow_inputs")
@@ -262,5 +264,10 @@ def _inputs(workflow: Workflow, body: Mapping[str, Any]) -> dict[str, Any]:
         return {**given, messages[0]: body.get("messages")}
     if not messages and len(texts) == 1:
         return {**given, texts[0]: FUNCTIONS["last_text"].call(body.get("messages") or []) or ""}
-    text = f"The workflow {workflow.name!r} has no single input for the messages; give its inputs in 'workflow_inputs'."
+    missing = [name for name, each in declared.items() if each.required]
+    if not missing:
+        return dict(given)
+    text = (
+        f"The workflow {workflow.name!r} has no single input for the messages; give {', '.join(missing)} in 'workflow_inputs'."
+    )
     raise unfit("workflow_inputs", text)

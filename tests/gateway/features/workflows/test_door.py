@@ -215,6 +215,17 @@ async def test_the_last_text_goes_to_the_only_required_text(tmp_path: Path) -> N
     assert scripted.replica.requests[0].json["messages"][-1]["content"] == "about hello this"
 
 
+async def test_a_workflow_without_a_place_for_the_messages_gets_its_inputs_by_name(tmp_path: Path) -> None:
+    step = {"chat": {"append": [{"role": "user", "content": "about ${inputs.a} ${inputs.b}"}]}, "yield": "o"}
+    inputs = {name: {"type": "string", "required": True} for name in "ab"}
+    async with served(tmp_path, document({"s": step}, name="ask", inputs=inputs)) as (scripted, run):
+        got, _, found = await run.post(chat("workflow:ask"))
+        assert (got, found["error"]["code"]) == (400, "workflow_door")
+        assert "give a, b in 'workflow_inputs'" in found["error"]["message"]
+        assert (await run.post(chat("workflow:ask", workflow_inputs={"a": "x", "b": "y"})))[0] == 200
+    assert scripted.replica.requests[0].json["messages"][-1]["content"] == "about x y"
+
+
 @pytest.mark.parametrize(
     ("path", "more"), [("messages", {"messages": [USER], "max_tokens": 9}), ("responses", {"input": "hello"})]
 )
