@@ -3,8 +3,9 @@
     body (chat, or translated to chat) ──► inputs ──► run ──► its primary output: the assistant's text, streamed or whole
                                                           └──► other outputs: member `workflow` of the answer or its last chunk
 
-The text of a step that yields the primary output passes as it comes, once no step can kill it any more; any other primary
-output comes in one piece. Until the first byte of text nothing has been sent, so that a failure has the status of its step.
+The text of the step that is the primary output (`running/passing.py`) passes as it comes, once no step can kill it any more.
+Any other primary output comes in one piece. Until the first byte of text nothing has been sent, so that a failure has the status
+of its step.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from gateway.errors import GatewayError, bad_request, shutting_down
 from gateway.features.runs.event_log import EventLog, Logs
 from gateway.features.workflows.directory import PREFIX
 from gateway.features.workflows.door_form import DoorForm, form_of, unfit
-from gateway.features.workflows.language.document import ModelCall
 from gateway.features.workflows.language.functions import FUNCTIONS
 from gateway.features.workflows.language.inputs import MESSAGES
 from gateway.features.workflows.language.values import text_of
@@ -29,7 +29,8 @@ from gateway.features.workflows.language.workflow import RunLimits, Workflow
 from gateway.features.workflows.run_request import PlannedRun, RunRequestBody, RunRequests
 from gateway.features.workflows.running.event_stream import EventSender
 from gateway.features.workflows.running.messages import RunEvent
-from gateway.features.workflows.running.run import WorkflowRun
+from gateway.features.workflows.running.outputs import PASSING, PASSING_RESET
+from gateway.features.workflows.running.run import EVENTS, WorkflowRun
 from gateway.features.workflows.running.run_order import RunOrder, RunServices
 from gateway.features.workflows.running.scheduler import COMPLETED
 from gateway.request.client import ClientReply
@@ -57,9 +58,8 @@ class WorkflowDoor:
             raise unfit("model", f"The workflow {name!r} names no primary output, which would be the answer's text.")
         body = body._replace(inputs=_inputs(planned.workflow, form.body))
         see_replicas = self._core.access.is_operator(exchange.request)
-        passed = _passed_step(planned.workflow, primary)
-        order = self._requests.order(planned, body, see_replicas=see_replicas, passed=passed)
-        answer = DoorAnswer(exchange, form, primary, passed)
+        order = self._requests.order(planned, body, see_replicas=see_replicas, primary=primary)
+        answer = DoorAnswer(exchange, form, primary, yielded=planned.workflow.outputs is None)
         if exchange.api.stream:
             return await self._streamed(exchange, planned, order, answer)
         run = answer.run = self._run(exchange, order, answer.take)
@@ -132,41 +132,50 @@ class DoorAnswer:
 
     run: WorkflowRun
 
-    def __init__(self, exchange: Exchange, form: DoorForm, primary: str, passed: str) -> None:
+    def __init__(self, exchange: Exchange, form: DoorForm, primary: str, *, yielded: bool) -> None:
+        """yielded: the primary output is yielded; else the document computes it at the end of the run."""
         self.form = form
         self.send: Callable[[bytes], None] | None = None
         self._model = exchange.api.alias or exchange.api.model
-        self._primary, self._passed = primary, passed
-        self._held: list[str] = []
+        self._primary, self._yielded = primary, yielded
+        self._value: Any = None
+        self._texts: dict[str, list[str]] = {}  # by step: not sent yet
         self._done = self._certain = self._begun = False
 
     def take(self, _number: int, event: RunEvent) -> None:
         """An event of the run."""
-        name = event.data.get("name")
-        if name == self._primary:
-            if event.kind == "output.delta":
-                self._held.append(event.data["text"])
-            elif event.kind in ("output.reset", "output.retracted"):
-                self._held.clear()
-                self._done = False
-            elif event.kind == "output.done":
-                self._done = True
-                self._certain = not event.data["provisional"]
-                if not self._passed:
-                    self._held.append(text_of(event.data["value"]))
-            elif event.kind == "output.confirmed":
-                self._certain = True
-        if self.send is not None and self._held and self._may_pass():
-            text = "".join(self._held)
-            self._held.clear()
-            self._write({"content": text} if self._begun else {"role": "assistant", "content": text})
+        if event.kind == PASSING and self.send is not None:
+            self._texts.setdefault(event.data["step"], []).append(event.data["text"])
+        elif event.kind == PASSING_RESET:
+            self._texts.pop(event.data["step"], None)
+        elif event.kind == EVENTS[COMPLETED] and not self._yielded:
+            self._value, self._done = event.data["outputs"][self._primary], True
+            self._certain = True
+        elif self._yielded and event.data.get("name") == self._primary:
+            self._of_output(event)
+        if self.send is not None:
+            self._send_fresh()
 
-    def _may_pass(self) -> bool:
-        if not self._passed:
-            return self._certain
-        tree = self.run.scheduler.tree
-        one = tree.find(self._passed, ())
-        return one is not None and not tree.may_be_killed(one)
+    def _of_output(self, event: RunEvent) -> None:
+        """An event of the primary output."""
+        if event.kind == "output.done":
+            self._value, self._done, self._certain = event.data["value"], True, not event.data["provisional"]
+        elif event.kind == "output.confirmed":
+            self._certain = True
+        elif event.kind == "output.retracted":
+            self._done = False
+
+    def _send_fresh(self) -> None:
+        """Sends the text that has come since the last call, or the value in one piece."""
+        source = self.run.scheduler.board.passing.source()
+        if source is not None:
+            text = "".join(self._texts.pop(source.name, ()))
+        elif self._done and self._certain:
+            text, self._certain = text_of(self._value), False  # once
+        else:
+            return
+        if text:
+            self._write({"content": text} if self._begun else {"role": "assistant", "content": text})
 
     def error(self) -> GatewayError | None:
         """The reason why there is no complete answer; None: there is."""
@@ -203,8 +212,8 @@ class DoorAnswer:
 
     def completion(self) -> bytes:
         """The whole answer, as chat."""
-        text = "".join(self._held)
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": self._reason()}
+        message = {"role": "assistant", "content": text_of(self._value)}
+        choice = {"index": 0, "message": message, "finish_reason": self._reason()}
         body = self._head("chat.completion") | {"choices": [choice], "usage": self._usage(), "workflow": self._workflow()}
         return orjson.dumps(body)
 
@@ -222,7 +231,7 @@ class DoorAnswer:
         return {"id": f"chatcmpl-{self.run.id}", "object": kind, "created": self.run.created_at, "model": self._model}
 
     def _reason(self) -> str:
-        one = self.run.scheduler.tree.find(self._passed, ()) if self._passed else None
+        one = self.run.scheduler.board.passing.source()
         return (one.result.finish_reason if one else None) or "stop"
 
     def _usage(self) -> dict[str, Any]:
@@ -238,16 +247,6 @@ class DoorAnswer:
         found = self.run.as_json(steps=False)
         others = {name: value for name, value in found["outputs"].items() if name != self._primary}
         return {"run": self.run.id, "outputs": others, "usage": found["usage"]}
-
-
-def _passed_step(workflow: Workflow, primary: str) -> str:
-    """The step whose text is the primary output; "": the output comes in one piece."""
-    sources = [step for step in workflow.graph.steps.values() if step.output is not None and step.output.name == primary]
-    if len(sources) != 1 or workflow.outputs is not None:
-        return ""
-    (step,) = sources
-    plain = isinstance(step.work, ModelCall) and step.work.constraint is None and step.replacement is None
-    return step.name if plain and step.output is not None and step.output.value is None else ""
 
 
 def _inputs(workflow: Workflow, body: Mapping[str, Any]) -> dict[str, Any]:

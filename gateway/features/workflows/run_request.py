@@ -107,8 +107,8 @@ class RunRequests:
         self._require_connectors(workflow, caller)
         return planned
 
-    def order(self, planned: PlannedRun, body: RunRequestBody, *, see_replicas: bool, passed: str = "") -> RunOrder:
-        """passed: a step whose text the client gets as it comes. Raises DocumentError for the inputs."""
+    def order(self, planned: PlannedRun, body: RunRequestBody, *, see_replicas: bool, primary: str = "") -> RunOrder:
+        """primary: an output whose text the client gets as it comes. Raises DocumentError for the inputs."""
         config, limits = self._config, planned.limits
         inputs = read_inputs(planned.workflow.inputs, {} if body.inputs is None else body.inputs)
         seconds = config.max_s if limits.seconds is None else min(limits.seconds, config.max_s)
@@ -123,7 +123,7 @@ class RunRequests:
             version,
             see_replicas,
             engine_traits(planned.workflow, self._core),
-            passed,
+            primary,
             planned.defined,
             body.metadata,
         )

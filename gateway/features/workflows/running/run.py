@@ -87,7 +87,7 @@ class WorkflowRun:
         if self._resumed is not None:  # its prompts are computed
             engines = engines._replace(gated=NO_TRAITS.gated)
         self.scheduler = RunScheduler(
-            order.workflow, order.inputs, order.max_tokens, repeatable, id_, engines=engines, passed=order.passed
+            order.workflow, order.inputs, order.max_tokens, repeatable, id_, engines=engines, primary=order.primary
         )
         fields_of_steps = {"run": id_, "workflow": order.label}
         self._context = StepContext(fields_of_steps, order.defined)

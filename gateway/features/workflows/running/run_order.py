@@ -29,7 +29,7 @@ class RunOrder:
     """The workflow to run, with its inputs and bounds.
 
     version: of a stored workflow; None: it has none. seconds, cost_usd: bounds; None: no bound. see_replicas: the client may
-    know them. engines: of its models. passed: a step whose text the client gets as it comes.
+    know them. engines: of its models. primary: an output whose text the client gets as it comes.
     defined: by the operator, so that the caller need not have its models.
     """
 
@@ -42,7 +42,7 @@ class RunOrder:
     version: int | None = None
     see_replicas: bool = False
     engines: EngineTraits = NO_TRAITS
-    passed: str = ""
+    primary: str = ""
     defined: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict)
 

@@ -30,6 +30,7 @@ from gateway.features.workflows.running.messages import (
     StepFailure,
 )
 from gateway.features.workflows.running.outputs import OutputBoard
+from gateway.features.workflows.running.passing import PassingText
 from gateway.features.workflows.running.step_copies import StepCopy, StepTree
 
 MAX_RUN_BYTES: Final = 16 << 20  # of all values of a run
@@ -59,10 +60,10 @@ class StepEnds:
         run_id: str = "",
         *,
         engines: EngineTraits = NO_TRAITS,
-        passed: str = "",
+        primary: str = "",
     ) -> None:
-        """max_tokens: of a step that has none. repeatable: connectors that may be called again. passed: a step whose text the
-        client gets as it comes, and which is not repeated then.
+        """max_tokens: of a step that has none. repeatable: connectors that may be called again. primary: the output whose
+        text the client gets as it comes; then its step is not repeated.
         """
         self.status = RUNNING
         self.error: StepFailure | None = None
@@ -71,8 +72,7 @@ class StepEnds:
         self.held = 0
         self.outputs: dict[str, Any] = {}
         self.tree = StepTree(workflow.graph, inputs)
-        self.board = OutputBoard(self.tree, passed)
-        self._passed = passed
+        self.board = OutputBoard(self.tree, PassingText(workflow, self.tree, primary))
         self._workflow = workflow
         self._max_tokens = max_tokens
         self._repeatable = repeatable
@@ -170,7 +170,7 @@ class StepEnds:
         most = one.step.retries if one.step.retries is not None else DEFAULT_RETRIES
         if isinstance(one.step.work, ConnectorCall) and one.step.work.use not in self._repeatable:
             most = 0
-        if one.step.name == self._passed and one.streamed and not self.tree.may_be_killed(one):
+        if one.streamed and one is self.board.passing.source():  # its text is out
             return False
         return failure.waits or (failure.repeat and one.attempts <= most)
 

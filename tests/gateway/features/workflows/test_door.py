@@ -99,6 +99,63 @@ async def test_the_text_passes_as_it_comes(tmp_path: Path) -> None:
     assert f"{first}{''.join(rest)}" == ANSWER
 
 
+REST = {"chat": {"append": [{"role": "user", "content": "rest"}]}}
+JUDGE = {"chat": {"append": [{"role": "user", "content": "judge"}]}}
+WAYS: dict[str, dict[str, Any]] = {
+    "a let": document({"a": CHAT, "o": {"let": "${a.text}", "yield": "o"}}, name="way", primary="o"),
+    "a value of yield": document({"a": {**CHAT, "yield": {"as": "o", "value": "${a.value}"}}}, name="way", primary="o"),
+    "outputs": document({"a": CHAT}, name="way", primary="o", outputs={"o": "${a.text}", "p": 1}),
+    "a let of a let": document({"a": CHAT, "b": {"let": "${a.text}"}, "o": {"let": "${b.value}", "yield": "o"}}, name="way"),
+    "a step of an arm": document(
+        {"o": {"switch": [{"else": True, "steps": {"a": CHAT}, "value": "${a.text}"}], "yield": "o"}}, name="way"
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_primary_output_that_is_the_text_of_a_step_passes_as_it_comes(tmp_path: Path, way: str) -> None:
+    engine = ScriptedEngine(script, holds=True)
+    async with served(tmp_path, WAYS[way], engine=engine) as (_, run):
+        chunks = aiter(await run.client.chat.completions.create(**chat("workflow:way", stream=True)))
+        first = (await anext(chunks)).choices[0].delta.content
+        assert len(engine.held) == 1
+        engine.release()
+        rest = [each.choices[0].delta.content or "" async for each in chunks]
+        assert f"{first}{''.join(rest)}" == ANSWER != first
+        whole = asyncio.create_task(run.client.chat.completions.create(**chat("workflow:way")))
+        await eventually(engine.release)
+        assert (await whole).choices[0].message.content == ANSWER
+
+
+@pytest.mark.parametrize(("verdict", "expected"), [("Yes", ANSWER), ("No", "It was refused.")])
+async def test_the_text_of_a_switch_passes_once_it_is_decided(tmp_path: Path, verdict: str, expected: str) -> None:
+    def answer(body: dict[str, Any]) -> ScriptedAnswer:
+        judging = body["messages"][-1]["content"] == "judge"
+        return ScriptedAnswer(verdict, 1) if judging else ScriptedAnswer(ANSWER, 2)
+
+    arms = [
+        {"when": "${judge.text == 'No'}", "kill": ["guess"], "value": "It was refused."},
+        {"else": True, "value": "${guess.text}"},
+    ]
+    steps = {"guess": CHAT, "judge": JUDGE, "o": {"switch": arms, "yield": "o"}}
+    engine = ScriptedEngine(answer, holds=True)
+    async with served(tmp_path, document(steps, name="way"), engine=engine) as (_, run):
+        asked = asyncio.create_task(run.client.chat.completions.create(**chat("workflow:way", stream=True)))
+        await eventually(lambda: len(engine.held) == 2)
+        assert not asked.done()
+        engine.release()
+        chunks = aiter(await asked)
+        text = (await anext(chunks)).choices[0].delta.content or ""
+        if verdict == "Yes":
+            assert ANSWER.startswith(text)
+            assert text != ANSWER
+            assert len(engine.held) == 1, "the other text passes while it is written"
+            engine.release()
+        async for each in chunks:
+            text += each.choices[0].delta.content or ""
+    assert text == expected
+
+
 async def test_the_anthropic_client_and_the_responses_api(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, run):
         http = anthropic.DefaultAsyncHttpxClient(verify=False)
