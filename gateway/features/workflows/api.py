@@ -159,11 +159,11 @@ class WorkflowApi:
         return {"prompt_tokens": found.prompt_tokens, "least_tokens": found.least_tokens, "cost_usd": round(cost, 9)}
 
     async def _run(self, exchange: Exchange) -> ClientReply:
-        core, raw = self._core, exchange.api.body
+        raw = exchange.api.body
         body = read_body(raw)
         exchange.api.body = b""
         planned = await self.requests.planned(body, exchange)
-        order = self.requests.order(planned, body, see_replicas=core.access.is_operator(exchange.request))
+        order = self.requests.order(planned, body, exchange)
         if body.background:
             return await self._background.begin(exchange, order, planned.label, raw, stream=body.stream)
         if body.stream:

@@ -4,7 +4,7 @@
                                                           └──► other outputs: member `workflow` of the answer or its last chunk
 
 The text of the step that is the primary output (`running/passing.py`) passes as it comes, once no step can kill it any more.
-Any other primary output comes in one piece. Until the first byte of text nothing has been sent, so that a failure has the status
+Any other primary output comes in one piece. Until the first byte of text nothing has been sent, so a failure has the status
 of its step.
 """
 
@@ -57,8 +57,7 @@ class WorkflowDoor:
         if primary is None:
             raise unfit("model", f"The workflow {name!r} names no primary output, which would be the answer's text.")
         body = body._replace(inputs=_inputs(planned.workflow, form.body))
-        see_replicas = self._core.access.is_operator(exchange.request)
-        order = self._requests.order(planned, body, see_replicas=see_replicas, primary=primary)
+        order = self._requests.order(planned, body, exchange, primary)
         answer = DoorAnswer(exchange, form, primary, yielded=planned.workflow.outputs is None)
         if exchange.api.stream:
             return await self._streamed(exchange, planned, order, answer)

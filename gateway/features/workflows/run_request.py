@@ -107,7 +107,7 @@ class RunRequests:
         self._require_connectors(workflow, caller)
         return planned
 
-    def order(self, planned: PlannedRun, body: RunRequestBody, *, see_replicas: bool, primary: str = "") -> RunOrder:
+    def order(self, planned: PlannedRun, body: RunRequestBody, exchange: Exchange, primary: str = "") -> RunOrder:
         """primary: an output whose text the client gets as it comes. Raises DocumentError for the inputs."""
         config, limits = self._config, planned.limits
         inputs = read_inputs(planned.workflow.inputs, {} if body.inputs is None else body.inputs)
@@ -121,11 +121,12 @@ class RunRequests:
             seconds,
             limits.cost_usd,
             version,
-            see_replicas,
+            self._core.access.is_operator(exchange.request),
             engine_traits(planned.workflow, self._core),
             primary,
             planned.defined,
             body.metadata,
+            exchange.notes,
         )
 
     @property

@@ -117,7 +117,7 @@ class ModelCallAttempt:
         self._lease = asked.lease.account.lease()
         self._reply = StepReply(assembler, self._lease, stream)
         self._asked = asked
-        self._request = StepRequest(asked, id_, self._path, self._lease, self._reply, call.uncertain, context.fields)
+        self._request = StepRequest(asked, id_, self._path, self._lease, self._reply, call.uncertain, context)
 
     def kill(self) -> None:
         self._request.killed = True

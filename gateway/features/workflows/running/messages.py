@@ -12,11 +12,12 @@ from gateway.features.workflows.language.document import WorkflowStep
 
 class StepContext(NamedTuple):
     """Common to all requests of a run. fields: of their lines in the log. defined: the operator has defined the workflow, so
-    that the caller need not have its models.
+    that the caller need not have its models. notes: of the request for the run, if it has some.
     """
 
     fields: dict[str, str]
     defined: bool
+    notes: object | None = None
 
 
 class GatedEngine(NamedTuple):

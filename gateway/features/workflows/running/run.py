@@ -90,7 +90,7 @@ class WorkflowRun:
             order.workflow, order.inputs, order.max_tokens, repeatable, id_, engines=engines, primary=order.primary
         )
         fields_of_steps = {"run": id_, "workflow": order.label}
-        self._context = StepContext(fields_of_steps, order.defined)
+        self._context = StepContext(fields_of_steps, order.defined, order.notes)
         self._usage = RunUsage(self.scheduler, order.cost_usd)
         self.receipt = self._usage.receipt
 

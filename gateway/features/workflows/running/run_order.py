@@ -30,7 +30,7 @@ class RunOrder:
 
     version: of a stored workflow; None: it has none. seconds, cost_usd: bounds; None: no bound. see_replicas: the client may
     know them. engines: of its models. primary: an output whose text the client gets as it comes.
-    defined: by the operator, so that the caller need not have its models.
+    defined: by the operator, so that the caller need not have its models. notes: of the client's request, if it has some.
     """
 
     workflow: Workflow
@@ -45,6 +45,7 @@ class RunOrder:
     primary: str = ""
     defined: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    notes: object | None = None
 
     @property
     def label(self) -> str:

@@ -11,7 +11,7 @@ import orjson
 from gateway.admission.memory import MemoryLease
 from gateway.dialects.finished_answer import CALL, MAX_ANSWER, REASONING, TEXT, AnswerAssembler, AnswerPart, FinishedAnswer
 from gateway.errors import INSUFFICIENT_QUOTA, GatewayError, over_budget
-from gateway.features.workflows.running.messages import ModelAnswer, StepFailure
+from gateway.features.workflows.running.messages import ModelAnswer, StepContext, StepFailure
 from gateway.request.client import ClientReply, ClientRequest, Headers, InternalRequest
 from gateway.request.phases.admitting import PRIORITY_HEADER
 from gateway.upstream.client import PausableSource
@@ -37,10 +37,10 @@ class StepRequest(InternalRequest):
         lease: MemoryLease,
         reply: StepReply,
         uncertain: bool,
-        fields: dict[str, str],
+        context: StepContext,
     ) -> None:
         super().__init__(asked, id_, lambda: reply, lease, path)
-        self.fields = fields
+        self.fields, self.made_for = context.fields, context.notes
         self.killed = False
         self._lines = _DROPPED.sub(b"", self._lines) + b"Content-Type: application/json\r\n"
         if uncertain:
