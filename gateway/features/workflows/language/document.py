@@ -48,10 +48,10 @@ class ModelCall:
     tool_choice: ValueTemplate | None = None
     extra: ValueTemplate | None = None
 
-    def value_of(self, answer: str) -> Any:
-        """The `.value` of an answer. Raises ConstraintUnsatisfiedError."""
+    def value_of(self, answer: str, budget: WorkBudget | None = None) -> Any:
+        """The `.value` of an answer. Raises ConstraintUnsatisfiedError, or EvaluationError for a value that is too large."""
         if self.constraint is not None:
-            return self.constraint.read(answer)
+            return self.constraint.read(answer, (budget or WorkBudget()).spend)
         return answer.strip() if self.kind == TEXT else answer
 
     @property

@@ -188,7 +188,7 @@ def _items_work(*arguments: object) -> int:
     return ITEM_WORK * len(items)
 
 
-def _parse_work(text: object) -> int:
+def parse_work(text: object) -> int:
     """Units of the values that a JSON text may have. O(characters)."""
     if not isinstance(text, str):
         return 0
@@ -217,7 +217,7 @@ FUNCTIONS: Final[Mapping[str, ExpressionFunction]] = {
     "number": ExpressionFunction(_number),
     "string": ExpressionFunction(text_of),
     "json": ExpressionFunction(json_of),
-    "parse": ExpressionFunction(lambda a: parsed_json(_text(a, "parse")), 1, 1, _parse_work),
+    "parse": ExpressionFunction(lambda a: parsed_json(_text(a, "parse")), 1, 1, parse_work),
     "coalesce": ExpressionFunction(_coalesce, 1, 100),
     "last_text": ExpressionFunction(_last_text, 1, 1, _items_work),
 }

@@ -111,7 +111,7 @@ class StepEnds:
 
     def _result(self, one: StepCopy, call: ModelCall, answer: ModelAnswer) -> StepResult:
         """Raises EvaluationError."""
-        value = call.value_of(answer.text)
+        value = call.value_of(answer.text, self._budget)
         self._hold(value)
         self._hold(answer.message or answer.text)
         common: dict[str, Any] = {
@@ -159,6 +159,8 @@ class StepEnds:
                 one.step.work.value_of(outcome.text)
             except ConstraintUnsatisfiedError as error:
                 return unsatisfied(error)
+            except EvaluationError as error:
+                return evaluation_failure(error)
         return outcome
 
     def is_final(self, name: str, outcome: Any) -> bool:

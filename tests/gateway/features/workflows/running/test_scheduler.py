@@ -232,6 +232,28 @@ def test_the_expressions_of_one_step_are_bounded_together(step: dict[str, Any]) 
     assert scheduler.error.code == "value_too_large"
 
 
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ("[" + ",".join(["[" * 100 + "]" * 100] * 2000) + "]", "value_too_large"),
+        ("[" + ",".join(["1"] * 17_000) + "]", "constraint_unsatisfied"),
+        ("[" + ",".join(["1"] * 16_000) + "]", ""),
+    ],
+)
+def test_the_work_on_an_answer_is_bounded_and_counts(answer: str, code: str) -> None:
+    step = {"chat": {**CHAT["chat"], "output": {"type": "array", "items": {"type": ["integer", "array"]}}}, "retry": {"max": 0}}
+    scheduler = RunScheduler(workflow_of({"a": step}), INPUTS, 10)
+    scheduler.begin(0.0, {})
+    scheduler.turn()
+    judged = scheduler.judged("a", ModelAnswer(answer))
+    assert (judged.code if isinstance(judged, StepFailure) else "") == code
+    scheduler.answered("a", ModelAnswer(answer), 1.0)
+    turn = scheduler.turn()
+    assert (scheduler.error.code if scheduler.error else "") == code
+    if not code:
+        assert turn.work > 16_000 * 1500
+
+
 def test_a_turn_without_work_tells_what_has_happened() -> None:
     scheduler = RunScheduler(workflow_of({"a": CHAT | {"yield": {"as": "a", "stream": "delta"}}}), INPUTS, 10)
     scheduler.begin(0.0, {})
