@@ -1,4 +1,4 @@
-"""Prices of calls before they are made: of the dearest model that may answer, with the tokens that the router has learned."""
+"""Prices of calls before they are made: of the dearest possible model, with the learned size of a token."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class CallPrices:
         return min(map(self._core.router.units_per_token, labels))
 
     def worst_usd(self, name: str, prompt_tokens: int, answer_tokens: int) -> float:
-        """The highest price among the model and those of its fallback pools, if nothing is cached; 0 without a price."""
+        """The highest price of the model and of the models of its fallback pools, if nothing is cached; 0 without a price."""
         models = {model_of(name, self._core.live), *(target.model for target in self._targets(name))}
         consumption = Consumption(Usage(prompt_tokens, answer_tokens, 0))
         bills = (self._core.meter.bill(model, consumption) for model in models)
         return max((dollars(bill.total) for bill in bills if bill), default=0.0)
 
     def _targets(self, name: str) -> Iterator[Target]:
-        """The target of a model, then those of its fallback pools. O(pools of the chain)."""
+        """The target of a model, then the targets of its fallback pools. O(pools of the chain)."""
         fleet, seen = self._core.fleet, set[str]()
         try:
             target: Target | None = fleet.target(model_of(name, self._core.live))

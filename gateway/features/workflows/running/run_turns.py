@@ -1,7 +1,9 @@
 """Turns of all runs of a process: how long they hold the event loop between two of its own turns.
 
-a happening ──► a turn of its run, with the work that is left ──► work is left, or the run waits for its next turn
-next turn of the event loop ──► all work is back ──► runs that wait, the one that has waited longest first
+    a happening ──► a turn of its run, with the work that is left ──► work is left, or the run waits for its next turn
+    next turn of the event loop ──► all work is back ──► waiting runs, the longest wait first
+
+Work is counted as `WorkBudget` counts it. A turn completes the step that exceeds the work.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class RunTurns:
     def _turn(self) -> None:
         self._next, self.left = None, TURN_WORK
         waiting = len(self._waiting)
-        while waiting and self._waiting and self.left > 0:  # one that is not done waits again, at the end
+        while waiting and self._waiting and self.left > 0:  # an unfinished run waits again, at the end
             turn = next(iter(self._waiting))
             del self._waiting[turn]
             waiting -= 1
