@@ -32,7 +32,7 @@ from gateway.features.workflows.language.scheduling import DONE, FAILED, PENDING
 from gateway.features.workflows.language.values import EvaluationError, bytes_of
 from gateway.features.workflows.running.messages import CallUsage, ModelAnswer, SchedulerTurn, StepFailure
 from gateway.features.workflows.running.step_copies import NEVER, StepCopy
-from gateway.features.workflows.running.step_ends import LOOK_WORK, MAX_RUN_BYTES, evaluation_failure, unsatisfied
+from gateway.features.workflows.running.step_ends import GLANCE_WORK, LOOK_WORK, MAX_RUN_BYTES, evaluation_failure, unsatisfied
 from gateway.features.workflows.running.step_starts import StepStarts
 
 TURN_WORK: Final = 8_000_000  # units of about a nanosecond
@@ -141,9 +141,10 @@ class RunScheduler(StepStarts):
         self._pay()
 
     def _look(self, one: StepCopy) -> None:
-        self._work += LOOK_WORK
         if one.over or one.calling or one.name in self._ready or one.name in self._held_back:
+            self._work += GLANCE_WORK
             return
+        self._work += LOOK_WORK
         try:
             if one.result.status == PENDING:
                 self._begin_step(one)

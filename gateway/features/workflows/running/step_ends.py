@@ -38,6 +38,7 @@ DEFAULT_RETRIES: Final = 1
 BACKOFF_S: Final = (0.5, 1.0, 2.0)
 WAIT_S: Final = 1.0  # for a limit of the caller's own key that names no time
 
+GLANCE_WORK: Final = 2_000  # units of a look at a step that cannot move
 LOOK_WORK: Final = 50_000  # units of a look at a step, and of the start of a call, without its expressions
 VISIT_WORK: Final = 2000  # of a copy that a question about kills has looked at
 HELD_WORK: Final = 4  # of a byte of a value that a step has
