@@ -22,6 +22,7 @@ from gateway.features.workflows.language.workflow import Workflow
 
 BYTES_PER_TOKEN: Final = 4.0
 MESSAGE_TOKENS: Final = 4  # of its role and its ends
+PIECE_WORK: Final = 2000  # units of a piece of a prompt (`WorkBudget`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +88,30 @@ class _Estimation:
         """Raises _UnknownSizeError."""
         try:
             self._budget.charge(self._inputs)
+            return self._estimated()
         except EvaluationError:
             raise _UnknownSizeError from None
+
+    def _estimated(self) -> RunEstimate:
+        """Raises _UnknownSizeError, or EvaluationError for too much work. O(pieces of the prompts of all steps)."""
         union, steps = PrefixUnion(), {}
         for name, step in self._graph.steps.items():
             if not isinstance(step.work, ModelCall):
                 continue
             self._scale = self._bytes_per_token(step.work.model)
+            counted = min(self._copies[name], 2)
+            self._budget.spend(PIECE_WORK * counted * len(self._outlines.of(name)))
             sizes = [self._piece(piece.template, piece.source) for piece in self._outlines.of(name)]
             own = self._outlines.own_names(name)
-            for copy in range(self._copies[name]):
+            for copy in range(counted):
                 pieces = [
                     PromptPiece((piece.words, copy if piece.names & own else 0), size)
                     for piece, size in zip(self._outlines.of(name), sizes, strict=True)
                 ]
                 answer = PromptPiece((f"answer of {name}", copy if name in own else 0), self._answer(name))
-                union.add(step.work.model, pieces, [answer])
+                new = union.add(step.work.model, pieces, [answer])
+            if self._copies[name] > 2:  # all copies after the first one compute as many
+                union.least_tokens += new * (self._copies[name] - 2)
             steps[name] = StepEstimate(step.work.model, self._copies[name], sum(sizes), self._answer(name))
         total = sum(each.copies * each.prompt for each in steps.values())
         return RunEstimate(steps, total, union.least_tokens)
