@@ -46,6 +46,7 @@ from gateway.features.workflows.running.step_request import StepRequest
 from gateway.features.workflows.section import WORKFLOWS
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
+from gateway.request.notes import RUN
 from gateway.request.phases.replies import JSON_LINE, STREAM_LINES
 from gateway.telemetry.notices import Notices
 
@@ -164,6 +165,8 @@ class WorkflowApi:
         exchange.api.body = b""
         planned = await self.requests.planned(body, exchange)
         order = self.requests.order(planned, body, exchange)
+        if exchange.notes is not None:
+            exchange.notes.enter(RUN, self._core.clock())
         if body.background:
             return await self._background.begin(exchange, order, planned.label, raw, stream=body.stream)
         if body.stream:

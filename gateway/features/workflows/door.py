@@ -35,6 +35,7 @@ from gateway.features.workflows.running.run_order import RunOrder, RunServices
 from gateway.features.workflows.running.scheduler import COMPLETED
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
+from gateway.request.notes import RUN
 from gateway.request.phases.replies import JSON_LINE, STREAM_LINES
 
 Perform = Callable[[WorkflowRun, PlannedRun], Awaitable[None]]
@@ -58,6 +59,8 @@ class WorkflowDoor:
             raise unfit("model", f"The workflow {name!r} names no primary output, which would be the answer's text.")
         body = body._replace(inputs=_inputs(planned.workflow, form.body))
         order = self._requests.order(planned, body, exchange, primary)
+        if exchange.notes is not None:
+            exchange.notes.enter(RUN, self._core.clock())
         answer = DoorAnswer(exchange, form, primary, yielded=planned.workflow.outputs is None)
         if exchange.api.stream:
             return await self._streamed(exchange, planned, order, answer)
