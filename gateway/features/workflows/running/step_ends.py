@@ -198,6 +198,7 @@ class StepEnds:
             if replacement is None:
                 self._skip(one, "error", failure)
                 return
+            self._pay()  # its own expressions may have failed for too much work
             try:
                 value = self._fill(replacement.value, self.tree.scope(one))
                 self._hold(value)

@@ -232,6 +232,15 @@ def test_the_expressions_of_one_step_are_bounded_together(step: dict[str, Any]) 
     assert scheduler.error.code == "value_too_large"
 
 
+def test_too_much_work_is_replaced_as_any_other_error() -> None:
+    step = {"let": [HEAVY] * 8, "on_error": {"value": "${inputs.text[:3]}"}, "yield": "a"}
+    scheduler = RunScheduler(workflow_of({"a": step}, **TEXT_INPUT), {"text": "x" * 300_000}, 10)
+    scheduler.begin(0.0, {})
+    while scheduler.turn().more:
+        pass
+    assert scheduler.outputs == {"a": "xxx"}
+
+
 @pytest.mark.parametrize(
     ("answer", "code"),
     [
