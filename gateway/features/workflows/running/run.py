@@ -114,7 +114,9 @@ class WorkflowRun:
         finally:
             deadline.cancel()
             self._stop(CANCELLED)  # unless it has ended
-            self._forget_next()
+            self._turns.forget(self._turn)
+            if self._waking is not None:
+                self._waking.cancel()
             await self._settled()
             self._ended = self._clock()
 
@@ -161,17 +163,12 @@ class WorkflowRun:
     # -- turns
 
     def _turn(self) -> None:
-        self._forget_next()
-        turn = self.scheduler.turn(self._clock(), self._turns.left)
-        self._turns.spend(turn.work)
-        self._handle(turn)
-
-    def _forget_next(self) -> None:
-        """Forget the turn that is due later."""
-        self._turns.forget(self._turn)
         if self._waking is not None:
             self._waking.cancel()
             self._waking = None
+        turn = self.scheduler.turn(self._clock(), self._turns.left)
+        self._turns.spend(turn.work)
+        self._handle(turn)
 
     def _handle(self, turn: SchedulerTurn) -> None:
         for event in turn.events:
@@ -182,9 +179,11 @@ class WorkflowRun:
             else:
                 self._start(call)
         if turn.more:
-            self._turns.wait(self._turn)
-        elif turn.wake_at is not None:
-            self._waking = asyncio.get_running_loop().call_later(max(0.0, turn.wake_at - self._clock()), self._turn)
+            self._turns.wait(self._turn)  # a run that waits already keeps its place
+        else:
+            self._turns.forget(self._turn)
+            if turn.wake_at is not None:
+                self._waking = asyncio.get_running_loop().call_later(max(0.0, turn.wake_at - self._clock()), self._turn)
         if self.scheduler.held > self._charged and self.scheduler.status == RUNNING:
             self._charge(self.scheduler.held - self._charged)
         if self.scheduler.status != RUNNING:
