@@ -201,7 +201,7 @@ class InternalRequest(ClientRequest):
     asked: the client's request behind it, whose headers are sent to the replica. id: of this request, in logs. answered: makes
     the reply that receives the answer; and another one for the error if the answer cannot be completed. lease: its own, with
     its body charged; the caller closes it. path: default: the path of the client's request. fields: further fields of its line
-    in the log; None: there are none.
+    in the log; None: there are none. made_for: the notes of the client's request, if it has some (`notes.py`).
     """
 
     def __init__(
@@ -209,6 +209,7 @@ class InternalRequest(ClientRequest):
     ) -> None:
         super().__init__("POST", path or asked.path, path or asked.target, _InternalHeaders(asked.headers, id_), lease)
         self.fields: dict[str, str] | None = None
+        self.made_for: object | None = None
         self._lines = asked.upstream_headers()
         self._answered = answered
 

@@ -17,6 +17,7 @@ RECALL: Final = "recall"
 ADMIT: Final = "admit"
 CHOOSE: Final = "choose"
 DELIVER: Final = "deliver"
+RUN: Final = "run"
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -100,7 +100,7 @@ class ScriptedRun:
     def _turn(self) -> None:
         more = True
         while more:
-            calls, events, more, wake_at = self.scheduler.turn(self.now)
+            calls, events, more, wake_at, _ = self.scheduler.turn(self.now)
             if wake_at is not None and not more:
                 self._push(max(wake_at, self.now), WAKE, 0, lambda: None)
             self.events += events

@@ -155,6 +155,11 @@ class Logs:
         while self.size > self._max_logs and log.size:
             self.size -= log.drop()
 
+    def sent(self, log: EventLog, number: int) -> None:
+        """Drops the events up to this number: the only reader of this log has them. O(dropped events)."""
+        while log.first <= number and log.size:
+            self.size -= log.drop()
+
     def end(self, key: Key, now: float) -> None:
         """The run has ended. now: seconds of any clock, the same as in `expire`."""
         self._logs[key].end()

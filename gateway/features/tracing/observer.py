@@ -5,7 +5,8 @@ from __future__ import annotations
 from gateway.features.tracing.exporter import Exporter
 from gateway.features.tracing.sampling import Tracer
 from gateway.features.tracing.spans import spans_of
-from gateway.features.tracing.trace import TRACE, Choice
+from gateway.features.tracing.trace import TRACE, Choice, Trace
+from gateway.request.client import InternalRequest
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Explainer
 from gateway.request.record import SettledRequest
@@ -20,8 +21,12 @@ class Traces(Explainer):
         self._exporter = exporter
 
     def begin(self, exchange: Exchange) -> None:
-        record = exchange.record
-        trace = self._tracer.begin(exchange.request, record.begun)
+        record, request = exchange.record, exchange.request
+        outer = request.made_for if isinstance(request, InternalRequest) else None
+        if isinstance(outer, Trace):
+            trace: Trace | None = self._tracer.within(outer, request, record.begun)
+        else:
+            trace = self._tracer.begin(request, record.begun)
         if trace is not None:
             TRACE.set(record, trace)
             exchange.notes = trace

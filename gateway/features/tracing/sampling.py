@@ -44,6 +44,12 @@ class Tracer:
             return self._trace(None, request, now) if self._chance.random() < self._config.sample else None
         return self._trace(parent, request, now) if parent.sampled and self._samples(parent) else None
 
+    def within(self, outer: Trace, request: ClientRequest, now: float) -> Trace:
+        """The trace of a request that is made for a traced one."""
+        trace = self._trace(TraceParent(outer.trace_id, outer.span_id, outer.flags), request, now)
+        trace.remote, trace.keeps_state = False, outer.keeps_state
+        return trace
+
     def _samples(self, parent: TraceParent) -> bool:
         return self._config.follow_parents or int(parent.trace_id[16:], 16) < self._config.sample * _IDS
 

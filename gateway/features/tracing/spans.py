@@ -33,6 +33,9 @@ OPERATIONS: Final[Mapping[str, str]] = {
 }
 """By endpoint: the convention's name of the operation."""
 
+_OF_STEPS: Final[Mapping[str, str]] = {"run": "warmroute.run", "workflow": "warmroute.workflow"}
+"""By field of the log line: of a step of a workflow."""
+
 MAX_CHARS: Final = 100  # of a name from a client or a replica
 MAX_TEXT: Final = 300  # characters of an error
 NO_PROVIDER: Final = "warmroute"  # without an attempt
@@ -50,7 +53,7 @@ def _root(request: SettledRequest, trace: Trace) -> Span:
     )
     begun = min(trace.phases[0].begun, request.begun) if trace.phases else request.begun  # an upload starts before `begun`
     span = Span(trace.trace_id, trace.span_id, trace.parent_id, name, *_times(trace, begun, request.ended))
-    span.kind, span.remote = SERVER, bool(trace.parent_id)
+    span.kind, span.remote = SERVER, trace.remote
     span.attributes = _attributes(request, trace)
     if operation:
         span.attributes |= _generation(request, trace, operation)
@@ -89,6 +92,9 @@ def _attributes(request: SettledRequest, trace: Trace) -> dict[str, Value]:
         found["warmroute.resumed"] = request.answer.resumed
     if request.answer.translated:
         found["warmroute.translated"] = True
+    for key, name in _OF_STEPS.items():
+        if request.fields is not None and key in request.fields:
+            found[name] = request.fields[key]
     if request.cancelled:
         found["warmroute.cancelled"] = True
     if request.spent.bill is not None:

@@ -83,10 +83,23 @@ class Choice:
 
 class Trace(Notes):
     """parent_id: of the client's span, "" if the request starts a trace. origin_ns: Unix time in nanoseconds when the gateway's
-    clock was zero.
+    clock was zero. remote: its parent is the client's span. keeps_state: the tracestate of the client belongs to the trace.
     """
 
-    __slots__ = ("attempts", "choices", "flags", "method", "origin_ns", "parent_id", "phases", "root", "trace_id", "tried")
+    __slots__ = (
+        "attempts",
+        "choices",
+        "flags",
+        "keeps_state",
+        "method",
+        "origin_ns",
+        "parent_id",
+        "phases",
+        "remote",
+        "root",
+        "trace_id",
+        "tried",
+    )
 
     def __init__(self, trace_id: str, parent_id: str, root: int, method: str, origin_ns: int) -> None:
         """root: the id of the request's span, a number of ROOT_BITS."""
@@ -95,6 +108,7 @@ class Trace(Notes):
         self.root = root
         self.method = method
         self.origin_ns = origin_ns
+        self.remote = self.keeps_state = bool(parent_id)
         self.flags = SAMPLED
         self.phases: list[Phase] = []
         self.attempts: list[Attempt] = []
@@ -129,7 +143,7 @@ class Trace(Notes):
     def calls(self, call: ReplicaCall, replica: ReplicaState, now: float) -> ReplicaCall:
         """The call with a traceparent, so that the replica's spans are children of the attempt."""
         parent = self.attempt(replica.name, replica.url, replica.engine.name, now)
-        return call.with_headers(with_parent(call.headers, parent, keeps_state=bool(self.parent_id)))
+        return call.with_headers(with_parent(call.headers, parent, keeps_state=self.keeps_state))
 
     def failed(self, reason: str, text: str, now: float) -> None:
         """Record that the last attempt has failed. Idempotent."""

@@ -21,12 +21,9 @@ from uuid import uuid4
 
 import orjson
 
-from gateway.accounting.consumed import Consumption
-from gateway.accounting.money import dollars
 from gateway.core import Core
-from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, shutting_down
-from gateway.features.runs.event_log import EventLog, Logs
+from gateway.features.runs.event_log import EventLog
 from gateway.features.workflows.background.answers import BackgroundAnswers
 from gateway.features.workflows.background.runs import BackgroundRuns
 from gateway.features.workflows.connectors import Connectors
@@ -39,8 +36,9 @@ from gateway.features.workflows.language.plan import copies_of
 from gateway.features.workflows.metrics import WorkflowsMetrics
 from gateway.features.workflows.recent_runs import RecentRuns
 from gateway.features.workflows.run_request import PlannedRun, RunRequestBody, RunRequests, read_body
-from gateway.features.workflows.running.calls import ModelCalls, model_of
-from gateway.features.workflows.running.event_stream import EventSender, error_event, event_bytes
+from gateway.features.workflows.running.call_prices import CallPrices
+from gateway.features.workflows.running.calls import ModelCalls
+from gateway.features.workflows.running.event_stream import EventSender, error_event, event_bytes, unread_logs
 from gateway.features.workflows.running.messages import RunEvent
 from gateway.features.workflows.running.run import WorkflowRun
 from gateway.features.workflows.running.run_order import RunOrder, RunServices
@@ -48,6 +46,7 @@ from gateway.features.workflows.running.step_request import StepRequest
 from gateway.features.workflows.section import WORKFLOWS
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
+from gateway.request.notes import RUN
 from gateway.request.phases.replies import JSON_LINE, STREAM_LINES
 from gateway.telemetry.notices import Notices
 
@@ -70,7 +69,7 @@ class WorkflowApi:
         self._connectors = connectors
         self.requests = RunRequests(core, library, connectors)
         self._services = RunServices(ModelCalls(core), connectors, core.clock, core.wall_clock)
-        self._logs = Logs()
+        self._logs = unread_logs()
         self._door = WorkflowDoor(core, self.requests, self._services, self._logs, self._perform)
         self._recent = recent
         self.background = BackgroundRuns(core, self._services, recent)
@@ -152,23 +151,22 @@ class WorkflowApi:
         """Tokens and the worst price, as far as the given inputs show them; null: unknown."""
         inputs = body.inputs if isinstance(body.inputs, dict) else {}
         max_tokens = WORKFLOWS.of(self._core.config).max_tokens
-        found = estimate_of(planned.workflow, copies_of(planned.workflow), inputs, max_tokens)
+        prices = CallPrices(self._core)
+        found = estimate_of(planned.workflow, copies_of(planned.workflow), inputs, max_tokens, prices.bytes_per_token)
         if found is None:
             return {"prompt_tokens": None, "least_tokens": None, "cost_usd": None}
-        meter, live = self._core.meter, self._core.live
-        bills = [
-            (each.copies, meter.bill(model_of(each.model, live), Consumption(Usage(each.prompt, each.answer, 0))))
-            for each in found.steps.values()
-        ]
-        cost = sum(copies * dollars(bill.total) for copies, bill in bills if bill)
+        steps = found.steps.values()
+        cost = sum(each.copies * prices.worst_usd(each.model, each.prompt, each.answer) for each in steps)
         return {"prompt_tokens": found.prompt_tokens, "least_tokens": found.least_tokens, "cost_usd": round(cost, 9)}
 
     async def _run(self, exchange: Exchange) -> ClientReply:
-        core, raw = self._core, exchange.api.body
+        raw = exchange.api.body
         body = read_body(raw)
         exchange.api.body = b""
         planned = await self.requests.planned(body, exchange)
-        order = self.requests.order(planned, body, see_replicas=core.access.is_operator(exchange.request))
+        order = self.requests.order(planned, body, exchange)
+        if exchange.notes is not None:
+            exchange.notes.enter(RUN, self._core.clock())
         if body.background:
             return await self._background.begin(exchange, order, planned.label, raw, stream=body.stream)
         if body.stream:
@@ -209,7 +207,7 @@ class WorkflowApi:
                 events.end()
 
         running = asyncio.get_running_loop().create_task(perform(), name=run.id)
-        sender = EventSender(events, reply)
+        sender = EventSender(events, reply, logs=self._logs)
         try:
             await sender.run(self._core.live.patience_s)
             await running

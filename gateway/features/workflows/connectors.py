@@ -79,7 +79,12 @@ class Connectors:
             if answer.status != 200:
                 repeat = answer.status >= 500 or answer.status in _REPEATED
                 return _failed(f"The connector {use!r} answered {answer.status}.", repeat=repeat)
-            raw = await answer.read(connector.max_mb << 20)
+            most = connector.max_mb << 20
+            raw = b"" if (answer.head.length or 0) > most else await answer.read_begin(most)
+            if len(raw) > most or not answer.exhausted:
+                return _failed(
+                    f"The answer of the connector {use!r} has more than {connector.max_mb} MiB (max_mb).", repeat=False
+                )
         finally:
             answer.close()
         try:

@@ -29,7 +29,7 @@ STORES: Final = ("gateway.features.workflows.stored.store", "gateway.features.wo
 def install(core: Core) -> None:
     core.parsing.process.operations["workflows.compile"] = "gateway.features.workflows.jobs:compile_program"
     endpoint = WorkflowEndpoint(core)
-    core.extensions.answerers.append(Answerer(endpoint.claims, endpoint.answer))
+    core.extensions.answerers.insert(0, Answerer(endpoint.claims, endpoint.answer))  # before background responses are started
     core.put(endpoint)
     if (state := core.part(LazyStore)) is not None:
         state.tables += STORES

@@ -29,6 +29,12 @@ class WorkflowsMetrics:
         self.computed = make.counter("workflow_computed_tokens_total", "Prompt tokens that engines computed for runs.")
         self.least = make.counter("workflow_least_tokens_total", "The least that any order of the same calls computes.")
         self.gate = make.seconds("workflow_gate", "Seconds that steps waited for a step that computed their prefix.")
+        self.adoptions = make.counter(
+            "workflow_adoptions_total",
+            "Runs in the background of another gateway that went on here, because it handed them over (handed_over) or was"
+            " silent (silent).",
+            "reason",
+        )
         self.running = make.gauge("workflow_running", "Runs at this moment.", merge_rule=merge_sum)
 
     def count_run(self, name: str, run: WorkflowRun, seconds: float) -> None:

@@ -6,7 +6,7 @@ from gateway.core import Core
 from gateway.errors import GatewayError
 from gateway.features.workflows.language.document import ModelCall
 from gateway.features.workflows.language.workflow import Workflow
-from gateway.features.workflows.running.calls import model_of
+from gateway.features.workflows.running.call_prices import model_of
 from gateway.features.workflows.running.messages import EngineTraits, GatedEngine
 from gateway.features.workflows.section import AUTO, WORKFLOWS
 

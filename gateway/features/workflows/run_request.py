@@ -25,7 +25,7 @@ from gateway.features.workflows.language.inputs import read_inputs
 from gateway.features.workflows.language.plan import RunAllowance, WorkflowPlan, plan_of
 from gateway.features.workflows.language.workflow import RunLimits, Workflow
 from gateway.features.workflows.model_engines import engine_traits
-from gateway.features.workflows.running.calls import model_of
+from gateway.features.workflows.running.call_prices import model_of
 from gateway.features.workflows.running.run_order import RunOrder
 from gateway.features.workflows.section import WORKFLOWS, WorkflowsConfig
 from gateway.features.workflows.stored.documents import StoredWorkflows
@@ -107,8 +107,8 @@ class RunRequests:
         self._require_connectors(workflow, caller)
         return planned
 
-    def order(self, planned: PlannedRun, body: RunRequestBody, *, see_replicas: bool, passed: str = "") -> RunOrder:
-        """passed: a step whose text the client gets as it comes. Raises DocumentError for the inputs."""
+    def order(self, planned: PlannedRun, body: RunRequestBody, exchange: Exchange, primary: str = "") -> RunOrder:
+        """primary: an output whose text the client gets as it comes. Raises DocumentError for the inputs."""
         config, limits = self._config, planned.limits
         inputs = read_inputs(planned.workflow.inputs, {} if body.inputs is None else body.inputs)
         seconds = config.max_s if limits.seconds is None else min(limits.seconds, config.max_s)
@@ -121,11 +121,12 @@ class RunRequests:
             seconds,
             limits.cost_usd,
             version,
-            see_replicas,
+            self._core.access.is_operator(exchange.request),
             engine_traits(planned.workflow, self._core),
-            passed,
+            primary,
             planned.defined,
             body.metadata,
+            exchange.notes,
         )
 
     @property

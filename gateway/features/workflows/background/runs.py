@@ -277,7 +277,8 @@ class BackgroundRuns:
         lease, started = self._core.memory.lease(client), False
         try:
             if await store.adopt(stored, self.runner):
-                extra = {"run": stored.id, "adoptions": stored.adoptions + 1}
+                self._metrics.adoptions.add(("silent" if stored.runner else "handed_over",))
+                extra = {"run": stored.id, "adoptions": stored.adoptions + bool(stored.runner)}
                 log.warning("a run goes on here: its gateway has stopped", extra=extra)
                 started = await self._resume(store, stored, lease)
         finally:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from gateway.features.workflows.language.completing import completed
-from gateway.features.workflows.language.faults import DocumentError, DocumentFaults, located, suggestion
+from gateway.features.workflows.language.faults import MAX_FAULTS, DocumentError, DocumentFaults, located, suggestion
 from gateway.features.workflows.language.fields import OUTPUT_NAME, WORKFLOW_NAME, FieldReader
 from gateway.features.workflows.language.graph import StepGraph
 from gateway.features.workflows.language.inputs import read_declarations
@@ -26,9 +26,12 @@ def compile_text(text: str, form: str) -> Workflow:
     """A workflow from the text of a document or a program. form: JSON, YAML or PYTHON. Raises DocumentError, with lines."""
     source = _READERS[form](text)
     try:
-        return compile_document(source.value)
+        workflow = compile_document(source.value)
     except DocumentError as error:
-        raise located(error, source.lines) from None
+        raise located(DocumentError([*source.faults, *error.faults][:MAX_FAULTS]), source.lines) from None
+    if source.faults:
+        raise DocumentError(source.faults)
+    return workflow
 
 
 def compile_document(source: Any) -> Workflow:

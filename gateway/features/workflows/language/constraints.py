@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.features.workflows.language.faults import DocumentFaults, shown
-from gateway.features.workflows.language.functions import is_number
+from gateway.features.workflows.language.functions import is_number, parse_work
 from gateway.features.workflows.language.reading import member
 from gateway.features.workflows.language.values import EvaluationError, parsed_json, type_name
 
@@ -29,7 +29,8 @@ _TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
     "null": lambda value: value is None,
 }
 MAX_CHOICES: Final = 256
-MAX_CHECKS: Final = 100_000
+MAX_CHECKS: Final = 16_384
+CHECK_WORK: Final = 1500  # units of `WorkBudget`
 
 
 class ConstraintUnsatisfiedError(EvaluationError):
@@ -50,14 +51,18 @@ class AnswerConstraint:
         schema = {"name": "answer", "strict": True, "schema": self.schema}
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
-    def read(self, text: str) -> Any:
-        """The value of an answer: the choice itself, or the parsed JSON. Raises ConstraintUnsatisfiedError."""
+    def read(self, text: str, spend: Callable[[int], None] = lambda work: None) -> Any:
+        """The value of an answer: the choice itself, or the parsed JSON. spend: called with units of work before it is done.
+
+        Raises ConstraintUnsatisfiedError, or EvaluationError for a value that is too large.
+        """
+        spend(parse_work(text))
         if self.choices:
             return self._chosen(text)
         value = parsed_json(text)
         if value is None and text.strip() != "null":
             raise ConstraintUnsatisfiedError("the answer is no JSON")
-        if fault := mismatch(value, self.schema):
+        if fault := mismatch(value, self.schema, spend):
             raise ConstraintUnsatisfiedError(f"the answer does not fit its schema: {fault}")
         return value
 
@@ -118,24 +123,27 @@ _FORMS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
 }
 
 
-def mismatch(value: Any, schema: Mapping[str, Any]) -> str:
+def mismatch(value: Any, schema: Mapping[str, Any], spend: Callable[[int], None] = lambda work: None) -> str:
     """The first reason why a value does not fit a checked schema; "": it does.
 
     Raises ConstraintUnsatisfiedError after MAX_CHECKS steps.
     """
-    return _SchemaCheck().mismatch(value, schema, "")
+    check = _SchemaCheck()
+    found = check.mismatch(value, schema, "")
+    spend(CHECK_WORK * check.steps)
+    return found
 
 
 class _SchemaCheck:
     """One value against one schema. The number of values times the alternatives of `anyOf` and `enum` is bounded."""
 
     def __init__(self) -> None:
-        self._left = MAX_CHECKS
+        self.steps = 0
 
     def mismatch(self, value: Any, schema: Mapping[str, Any], path: str) -> str:
         at = f"{path}: " if path else ""
-        self._left -= 1 + len(schema.get("enum", ()))
-        if self._left < 0:
+        self.steps += 1 + len(schema.get("enum", ()))
+        if self.steps > MAX_CHECKS:
             raise ConstraintUnsatisfiedError("the answer has too many values to be checked")
         types = schema.get("type", [])
         allowed = types if isinstance(types, list) else [types]

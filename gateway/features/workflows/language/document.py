@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.features.workflows.language.constraints import AnswerConstraint
-from gateway.features.workflows.language.operations import Scope
+from gateway.features.workflows.language.operations import Scope, WorkBudget
 from gateway.features.workflows.language.results import CALL, EACH, LET, SWITCH, TEXT
 from gateway.features.workflows.language.templates import ValueTemplate
 from gateway.features.workflows.language.values import EvaluationError, type_name
@@ -48,10 +48,10 @@ class ModelCall:
     tool_choice: ValueTemplate | None = None
     extra: ValueTemplate | None = None
 
-    def value_of(self, answer: str) -> Any:
-        """The `.value` of an answer. Raises ConstraintUnsatisfiedError."""
+    def value_of(self, answer: str, budget: WorkBudget | None = None) -> Any:
+        """The `.value` of an answer. Raises ConstraintUnsatisfiedError, or EvaluationError for a value that is too large."""
         if self.constraint is not None:
-            return self.constraint.read(answer)
+            return self.constraint.read(answer, (budget or WorkBudget()).spend)
         return answer.strip() if self.kind == TEXT else answer
 
     @property
@@ -121,9 +121,9 @@ class EachItem:
     bound: int = 0
     kind: str = EACH
 
-    def items_for(self, scope: Scope) -> list[Any]:
+    def items_for(self, scope: Scope, budget: WorkBudget | None = None) -> list[Any]:
         """The items of a run. Raises EvaluationError if there is no list, or more than `bound`."""
-        found = self.items.fill(scope)
+        found = self.items.fill(scope, budget)
         if not isinstance(found, list) or len(found) > self.bound:
             what = f"{len(found)} items" if isinstance(found, list) else type_name(found)
             raise EvaluationError(f"{self.items.path}: a list of at most {self.bound} items is expected, got {what}")

@@ -1,11 +1,14 @@
 """The tokens of a run before it begins, estimated from the bytes of its inputs and the most tokens that each step may generate.
 
+A text has a token for so many bytes as the prompts of its model have on average; the caller knows them.
+
 Every possible step counts, with all copies. A value that a connector gives has no estimate, nor has a prompt with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,8 +20,9 @@ from gateway.features.workflows.language.templates import TextTemplate
 from gateway.features.workflows.language.values import EvaluationError, ValueTooLargeError, text_of
 from gateway.features.workflows.language.workflow import Workflow
 
-BYTES_PER_TOKEN: Final = 4
+BYTES_PER_TOKEN: Final = 4.0
 MESSAGE_TOKENS: Final = 4  # of its role and its ends
+PIECE_WORK: Final = 2000  # units of a piece of a prompt (`WorkBudget`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +45,17 @@ class RunEstimate:
 
 
 def estimate_of(
-    workflow: Workflow, copies: Mapping[str, int], inputs: Mapping[str, Any], max_tokens: int
+    workflow: Workflow,
+    copies: Mapping[str, int],
+    inputs: Mapping[str, Any],
+    max_tokens: int,
+    bytes_per_token: Callable[[str], float] = lambda model: BYTES_PER_TOKEN,
 ) -> RunEstimate | None:
     """None: a prompt has a part of unknown size, or the inputs are too large, or their expressions too much work. copies: of
-    each step at most. inputs: the given ones.
+    each step at most. inputs: the given ones. bytes_per_token: of a model's prompts.
     """
     try:
-        return _Estimation(workflow, copies, inputs, max_tokens).estimate()
+        return _Estimation(workflow, copies, inputs, max_tokens, bytes_per_token).estimate()
     except _UnknownSizeError:
         return None
 
@@ -57,7 +65,14 @@ class _UnknownSizeError(Exception):
 
 
 class _Estimation:
-    def __init__(self, workflow: Workflow, copies: Mapping[str, int], inputs: Mapping[str, Any], max_tokens: int) -> None:
+    def __init__(
+        self,
+        workflow: Workflow,
+        copies: Mapping[str, int],
+        inputs: Mapping[str, Any],
+        max_tokens: int,
+        bytes_per_token: Callable[[str], float],
+    ) -> None:
         self._graph = workflow.graph
         self._copies, self._inputs, self._max_tokens = copies, inputs, max_tokens
         self._outlines = PromptOutlines(workflow.graph)
@@ -65,28 +80,38 @@ class _Estimation:
             step.work.variable: step.work for step in self._graph.steps.values() if isinstance(step.work, EachItem)
         }
         self._budget = WorkBudget()
-        self._answers: dict[str, int] = {}
-        self._found: dict[str, int] = {}  # of expressions of inputs, and of names, by their text
+        self._bytes_per_token, self._scale = bytes_per_token, BYTES_PER_TOKEN
+        self._answers: dict[tuple[float, str], int] = {}  # by scale and step
+        self._found: dict[tuple[float, str], int] = {}  # of expressions of inputs, and of names, by scale and text
 
     def estimate(self) -> RunEstimate:
         """Raises _UnknownSizeError."""
         try:
             self._budget.charge(self._inputs)
+            return self._estimated()
         except EvaluationError:
             raise _UnknownSizeError from None
+
+    def _estimated(self) -> RunEstimate:
+        """Raises _UnknownSizeError, or EvaluationError for too much work. O(pieces of the prompts of all steps)."""
         union, steps = PrefixUnion(), {}
         for name, step in self._graph.steps.items():
             if not isinstance(step.work, ModelCall):
                 continue
+            self._scale = self._bytes_per_token(step.work.model)
+            counted = min(self._copies[name], 2)
+            self._budget.spend(PIECE_WORK * counted * len(self._outlines.of(name)))
             sizes = [self._piece(piece.template, piece.source) for piece in self._outlines.of(name)]
             own = self._outlines.own_names(name)
-            for copy in range(self._copies[name]):
+            for copy in range(counted):
                 pieces = [
                     PromptPiece((piece.words, copy if piece.names & own else 0), size)
                     for piece, size in zip(self._outlines.of(name), sizes, strict=True)
                 ]
                 answer = PromptPiece((f"answer of {name}", copy if name in own else 0), self._answer(name))
-                union.add(step.work.model, pieces, [answer])
+                new = union.add(step.work.model, pieces, [answer])
+            if self._copies[name] > 2:  # all copies after the first one compute as many
+                union.least_tokens += new * (self._copies[name] - 2)
             steps[name] = StepEstimate(step.work.model, self._copies[name], sum(sizes), self._answer(name))
         total = sum(each.copies * each.prompt for each in steps.values())
         return RunEstimate(steps, total, union.least_tokens)
@@ -97,18 +122,19 @@ class _Estimation:
     def _size(self, value: Any) -> int:
         """Tokens of a value with templates."""
         if isinstance(value, TextTemplate):
-            return sum(_tokens(each) if isinstance(each, str) else self._expression(each) for each in value.pieces)
+            return sum(self._tokens(each) if isinstance(each, str) else self._expression(each) for each in value.pieces)
         if isinstance(value, dict | list):
             return sum(map(self._size, value.values() if isinstance(value, dict) else value))
-        return _tokens(text_of(value))
+        return self._tokens(text_of(value))
 
     def _expression(self, expression: Expression) -> int:
         roots = {each.root for each in expression.references}
         if not roots <= {INPUTS}:
             return sum(map(self._named, roots))
-        if expression.text not in self._found:
-            self._found[expression.text] = self._evaluated(expression)
-        return self._found[expression.text]
+        key = self._scale, expression.text
+        if key not in self._found:
+            self._found[key] = self._evaluated(expression)
+        return self._found[key]
 
     def _evaluated(self, expression: Expression) -> int:
         try:
@@ -118,21 +144,23 @@ class _Estimation:
             raise _UnknownSizeError from None
         except EvaluationError:  # an input is missing
             return 0
-        return sum(map(_tokens, _texts(value)))
+        return sum(map(self._tokens, _texts(value)))
 
     def _named(self, name: str) -> int:
-        if name not in self._found:
+        key = self._scale, name
+        if key not in self._found:
             if name == INPUTS:
-                self._found[name] = sum(map(_tokens, _texts(self._inputs)))
+                self._found[key] = sum(map(self._tokens, _texts(self._inputs)))
             elif name in self._variables:
-                self._found[name] = self._size(self._variables[name].items.value)
+                self._found[key] = self._size(self._variables[name].items.value)
             else:
                 return self._answer(name)
-        return self._found[name]
+        return self._found[key]
 
     def _answer(self, name: str) -> int:
         """Tokens of the result of a step."""
-        if name not in self._answers:
+        key = self._scale, name
+        if key not in self._answers:
             work = self._graph.steps[name].work
             if isinstance(work, ModelCall):
                 found = work.max_tokens or self._max_tokens
@@ -145,8 +173,12 @@ class _Estimation:
             else:
                 assert isinstance(work, ConnectorCall)
                 raise _UnknownSizeError
-            self._answers[name] = found
-        return self._answers[name]
+            self._answers[key] = found
+        return self._answers[key]
+
+    def _tokens(self, text: str) -> int:
+        """Tokens of a text for the model of this step, rounded up."""
+        return math.ceil(len(text.encode("utf-8", "surrogatepass")) / self._scale)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -156,7 +188,3 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
     elif value is not None:
         yield text_of(value)
-
-
-def _tokens(text: str) -> int:
-    return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)

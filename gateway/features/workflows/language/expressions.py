@@ -25,6 +25,8 @@ from gateway.features.workflows.language.values import bytes_of
 MAX_CHARS: Final = 2000
 MAX_NODES: Final = 256
 MAX_NESTING: Final = 50
+EVALUATION_WORK: Final = 2000
+NODE_WORK: Final = 500
 INPUTS: Final = "inputs"
 _LINE_BREAK: Final = r"a text in an expression has no line break; write it as \n (within double quotes in YAML: \\n)"
 
@@ -40,7 +42,9 @@ class Expression:
 
     def evaluate(self, scope: Scope, budget: WorkBudget | None = None) -> Any:
         """Its value. budget: of several expressions together; default: one of its own. Raises EvaluationError."""
-        value = Evaluation(scope, budget or WorkBudget()).of(self.tree)
+        budget = budget or WorkBudget()
+        budget.spend(EVALUATION_WORK + NODE_WORK * self.nodes)
+        value = Evaluation(scope, budget).of(self.tree)
         bytes_of(value)
         return value
 

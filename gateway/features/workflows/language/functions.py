@@ -1,6 +1,9 @@
 """The 20 functions of expressions. Each is linear in its arguments; a wrong type raises EvaluationError.
 
 A text that is no number, or no JSON, gives null: the texts come from models, and `coalesce` has the alternative.
+
+The work of a function is counted in units of about one nanosecond, at their slowest arguments. Sizes of arguments are counted
+for all functions (`WorkBudget.charge`); `extra_work` is what a function needs beyond that.
 """
 
 from __future__ import annotations
@@ -22,16 +25,25 @@ from gateway.features.workflows.language.values import (
 
 MAX_PARTS: Final = 1000
 _MAX_DIGITS: Final = 15
-_NUMBER = re.compile(r"\s*[-+]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})([eE][-+]?\d{1,4})?\s*")
-_WHOLE = re.compile(r"\s*[-+]?\d{1,18}\s*")
+_MAX_NUMBER_CHARS: Final = 1000
+_NUMBER = re.compile(r"[-+]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})([eE][-+]?\d{1,4})?")
+_WHOLE = re.compile(r"[-+]?\d{1,18}")
+_PAD: Final = 32_000  # characters: CPython searches texts from 30,000 characters in linear time
+_PIECE_FACTOR: Final = 4  # ... that are three times as long as the piece
+_SMALL_SEARCH: Final = 1 << 14  # comparisons at most
+ITEM_WORK: Final = 200
+CHAR_WORK: Final = 3  # of a search, of the words of a text
+BRACKET_WORK: Final = 250  # a list or an object is made
+COLON_WORK: Final = 150  # a member of an object is made
 
 
 class ExpressionFunction(NamedTuple):
-    """call: gets evaluated arguments. least, most: number of arguments."""
+    """call: gets evaluated arguments. least, most: number of arguments. extra_work: of these arguments, in units."""
 
     call: Callable[..., Any]
     least: int = 1
     most: int = 1
+    extra_work: Callable[..., int] = lambda *arguments: 0
 
 
 def is_number(value: object) -> bool:
@@ -53,7 +65,8 @@ def _list(value: object, what: str) -> list[Any]:
 def has(container: object, item: object) -> bool:
     """`item in container`: a piece of a text, an item of a list, a key of an object."""
     if isinstance(container, str):
-        return _text(item, "a search in a text") in container
+        piece = _text(item, "a search in a text")
+        return piece in _padded(container, piece)
     if isinstance(container, list):
         return item in container
     if isinstance(container, dict):
@@ -61,11 +74,40 @@ def has(container: object, item: object) -> bool:
     raise EvaluationError(f"a search needs a text, a list or an object, got {type_name(container)}")
 
 
+def search_work(container: object, item: object = "\n") -> int:
+    """Units of a search in a text. O(1)."""
+    if not (isinstance(container, str) and isinstance(item, str)):
+        return 0
+    pad = 0 if _is_small(container, item) else _PAD + _PIECE_FACTOR * len(item)
+    return CHAR_WORK * (len(container) + len(item)) + pad
+
+
+def _padded(text: str, piece: str) -> str:
+    """A text in which a search for `piece` has the same result as in `text`, and takes linear time.
+
+    CPython searches short texts, and texts that are little longer than the piece, in O(characters of both multiplied): so other
+    characters follow here, which do not occur in the piece.
+    """
+    if _is_small(text, piece):
+        return text
+    used = set(piece)
+    other = next(char for char in map(chr, range(len(used) + 1)) if char not in used)
+    return text + other * (_PAD + _PIECE_FACTOR * len(piece))
+
+
+def _is_small(text: str, piece: str) -> bool:
+    return len(piece) <= 1 or len(text) * len(piece) <= _SMALL_SEARCH
+
+
 def _split(text: object, separator: object = "\n") -> list[str]:
     by = _text(separator, "split")
     if not by:
         raise EvaluationError("split needs a separator that is not empty")
-    return _text(text, "split").split(by, MAX_PARTS)[:MAX_PARTS]
+    whole = _text(text, "split")
+    padded = _padded(whole, by)
+    parts = padded.split(by, MAX_PARTS)
+    parts[-1] = parts[-1][: len(parts[-1]) - (len(padded) - len(whole))]
+    return parts[:MAX_PARTS]
 
 
 def _join(items: object, separator: object = "\n") -> str:
@@ -115,9 +157,12 @@ def _number(value: Any) -> Any:
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, str):
-        if _WHOLE.fullmatch(value):
-            return int(value)
-        found = float(value) if _NUMBER.fullmatch(value) else math.inf
+        written = value.strip()
+        if len(written) > _MAX_NUMBER_CHARS:
+            return None
+        if _WHOLE.fullmatch(written):
+            return int(written)
+        found = float(written) if _NUMBER.fullmatch(written) else math.inf
         return found if math.isfinite(found) else None
     if value is None or is_number(value):
         return value
@@ -137,25 +182,42 @@ def _last_text(messages: object) -> str | None:
     return None
 
 
+def _items_work(*arguments: object) -> int:
+    """Units of a loop over the items of a list, or over the arguments."""
+    items = arguments[0] if isinstance(arguments[0], list) else arguments
+    return ITEM_WORK * len(items)
+
+
+def parse_work(text: object) -> int:
+    """Units of the values that a JSON text may have. O(characters)."""
+    if not isinstance(text, str):
+        return 0
+    return BRACKET_WORK * (text.count("[") + text.count("{")) + COLON_WORK * text.count(":") + CHAR_WORK * len(text)
+
+
+def _words_work(text: object) -> int:
+    return CHAR_WORK * len(text) if isinstance(text, str) else 0
+
+
 FUNCTIONS: Final[Mapping[str, ExpressionFunction]] = {
-    "contains": ExpressionFunction(has, 2, 2),
+    "contains": ExpressionFunction(has, 2, 2, search_work),
     "startswith": ExpressionFunction(lambda a, b: _text(a, "startswith").startswith(_text(b, "startswith")), 2, 2),
     "endswith": ExpressionFunction(lambda a, b: _text(a, "endswith").endswith(_text(b, "endswith")), 2, 2),
     "lower": ExpressionFunction(lambda a: _text(a, "lower").lower()),
     "upper": ExpressionFunction(lambda a: _text(a, "upper").upper()),
     "strip": ExpressionFunction(lambda a: _text(a, "strip").strip()),
-    "split": ExpressionFunction(_split, 1, 2),
-    "join": ExpressionFunction(_join, 1, 2),
-    "words": ExpressionFunction(lambda a: len(_text(a, "words").split())),
+    "split": ExpressionFunction(_split, 1, 2, search_work),
+    "join": ExpressionFunction(_join, 1, 2, _items_work),
+    "words": ExpressionFunction(lambda a: len(_text(a, "words").split()), 1, 1, _words_work),
     "len": ExpressionFunction(_len),
-    "sum": ExpressionFunction(_sum),
-    "min": ExpressionFunction(_least_of, 1, 100),
-    "max": ExpressionFunction(_greatest_of, 1, 100),
+    "sum": ExpressionFunction(_sum, 1, 1, _items_work),
+    "min": ExpressionFunction(_least_of, 1, 100, _items_work),
+    "max": ExpressionFunction(_greatest_of, 1, 100, _items_work),
     "round": ExpressionFunction(_round, 1, 2),
     "number": ExpressionFunction(_number),
     "string": ExpressionFunction(text_of),
     "json": ExpressionFunction(json_of),
-    "parse": ExpressionFunction(lambda a: parsed_json(_text(a, "parse"))),
+    "parse": ExpressionFunction(lambda a: parsed_json(_text(a, "parse")), 1, 1, parse_work),
     "coalesce": ExpressionFunction(_coalesce, 1, 100),
-    "last_text": ExpressionFunction(_last_text),
+    "last_text": ExpressionFunction(_last_text, 1, 1, _items_work),
 }

@@ -10,11 +10,14 @@ import ast
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from gateway.features.workflows.language.functions import FUNCTIONS, has, is_number
+from gateway.features.workflows.language.functions import FUNCTIONS, has, is_number, search_work
 from gateway.features.workflows.language.results import StepResult
 from gateway.features.workflows.language.values import EvaluationError, ValueTooLargeError, bytes_of, type_name
 
-MAX_WORK: Final = 1 << 24  # characters of texts, and bytes of lists and objects four times: some 50 ms
+MAX_WORK: Final = 1 << 25  # units of about a nanosecond
+_OPERATION_WORK: Final = 500
+_WIDE_CHAR_WORK: Final = 3  # of a character of a text that is not all ASCII
+_BYTE_WORK: Final = 4  # of a byte of a list or an object
 _NO_NUMBERS: Final = "only numbers can be calculated with; + also joins two texts or two lists"
 
 Scope = Mapping[str, Any]
@@ -26,20 +29,26 @@ class ExpressionError(ValueError):
 
 
 class WorkBudget:
-    """Bounds the work of evaluations: every operation pays for its operands."""
+    """Bounds the work of evaluations: every operation pays for its operands. used: units so far."""
 
     def __init__(self) -> None:
-        self._left = MAX_WORK
+        self.used = 0
 
     def charge(self, *values: object) -> None:
+        """Pay for one operation with these operands. Raises ValueTooLargeError beyond MAX_WORK."""
+        work = _OPERATION_WORK
         for value in values:
             if isinstance(value, str):
-                self._left -= len(value)
+                work += len(value) if value.isascii() else _WIDE_CHAR_WORK * len(value)
             elif isinstance(value, list | dict):
-                self._left -= 4 * bytes_of(value)
-        self._left -= 1
-        if self._left < 0:
-            raise ValueTooLargeError("the expressions of this value work on too large values")
+                work += _BYTE_WORK * bytes_of(value)
+        self.spend(work)
+
+    def spend(self, work: int) -> None:
+        """Raises ValueTooLargeError beyond MAX_WORK."""
+        self.used += work
+        if self.used > MAX_WORK:
+            raise ValueTooLargeError("the expressions of this step are too much work: they have too large values")
 
 
 class Reference(NamedTuple):
@@ -61,6 +70,7 @@ class Evaluation:
     def __init__(self, scope: Scope, budget: WorkBudget) -> None:
         self.scope = scope
         self.charge = budget.charge
+        self.spend = budget.spend
 
     def of(self, node: ast.expr) -> Any:
         return RULES[type(node)].value(node, self)
@@ -151,6 +161,8 @@ def _compare_value(node: ast.Compare, run: Evaluation) -> bool:
     for operator, each in zip(node.ops, node.comparators, strict=True):
         right = run.of(each)
         run.charge(left, right)
+        if isinstance(operator, ast.In | ast.NotIn):
+            run.spend(search_work(right, left))
         if not _COMPARISONS[type(operator)](left, right):
             return False
         left = right
@@ -260,8 +272,10 @@ def _call_parts(node: ast.Call, _: set[Reference]) -> list[ast.expr]:
 def _call_value(node: ast.Call, run: Evaluation) -> Any:
     assert isinstance(node.func, ast.Name)
     arguments = [run.of(each) for each in node.args]
+    function = FUNCTIONS[node.func.id]
     run.charge(*arguments)
-    value = FUNCTIONS[node.func.id].call(*arguments)
+    run.spend(function.extra_work(*arguments))
+    value = function.call(*arguments)
     bytes_of(value)
     return value
 

@@ -10,55 +10,59 @@ from typing import Any
 from gateway.features.workflows.language.document import ModelCall
 from gateway.features.workflows.language.functions import is_number
 from gateway.features.workflows.language.inputs import is_messages
-from gateway.features.workflows.language.operations import Scope
+from gateway.features.workflows.language.operations import Scope, WorkBudget
 from gateway.features.workflows.language.results import CHAT, StepResult
 from gateway.features.workflows.language.values import EvaluationError, bytes_of, type_name
 
 
-def messages_of(call: ModelCall, scope: Scope) -> list[Any]:
+def messages_of(call: ModelCall, scope: Scope, budget: WorkBudget | None = None) -> list[Any]:
     """The messages of a chat step. scope: has the result of its source. Raises EvaluationError."""
+    budget = budget or WorkBudget()
     found: list[Any] = []
     if call.source:
         found += _source(call, scope).messages or []
     elif call.opening:
-        found += _messages(call.opening.fill(scope), call.opening.path)
-    for item in call.append.fill(scope) if call.append else ():
+        found += _messages(call.opening.fill(scope, budget), call.opening.path)
+    for item in call.append.fill(scope, budget) if call.append else ():
         found += _messages(item if isinstance(item, list) else [item], call.append.path if call.append else "")
-    bytes_of(found)
+    budget.charge(found)
     return found
 
 
-def prompt_of(call: ModelCall, scope: Scope) -> str:
+def prompt_of(call: ModelCall, scope: Scope, budget: WorkBudget | None = None) -> str:
     """The prompt of a text step. Raises EvaluationError."""
-    before = call.opening.fill(scope) if call.opening else ""
+    budget = budget or WorkBudget()
+    before = call.opening.fill(scope, budget) if call.opening else ""
     if call.source:
         source = _source(call, scope)
         before = f"{source.prompt}{source.text}"
-    after = call.append.fill(scope) if call.append else ""
+    after = call.append.fill(scope, budget) if call.append else ""
     for part in (before, after):
         if not isinstance(part, str):
             raise EvaluationError(f"a prompt is a text, got {type_name(part)}")
     bytes_of(before + after)
+    budget.charge(before + after)
     return before + after
 
 
-def request_body(call: ModelCall, scope: Scope, max_tokens: int) -> dict[str, Any]:
+def request_body(call: ModelCall, scope: Scope, max_tokens: int, budget: WorkBudget | None = None) -> dict[str, Any]:
     """The body without the answer's constraint and streaming. max_tokens: of a step that has none. Raises EvaluationError."""
-    body: dict[str, Any] = dict(call.extra.fill(scope)) if call.extra else {}
+    budget = budget or WorkBudget()
+    body: dict[str, Any] = dict(call.extra.fill(scope, budget)) if call.extra else {}
     body["model"] = call.model
     if call.kind == CHAT:
-        body["messages"] = messages_of(call, scope)
+        body["messages"] = messages_of(call, scope, budget)
     else:
-        body["prompt"] = prompt_of(call, scope)
+        body["prompt"] = prompt_of(call, scope, budget)
     body["max_tokens"] = call.max_tokens or max_tokens
     for name, template in call.sampling.items():
-        value = template.fill(scope)
+        value = template.fill(scope, budget)
         if name != "stop" and not is_number(value):
             raise EvaluationError(f"{template.path}: a number is expected, got {type_name(value)}")
         body[name] = value
     for name, passed in (("tools", call.tools), ("tool_choice", call.tool_choice)):
         if passed is not None:
-            body[name] = passed.fill(scope)
+            body[name] = passed.fill(scope, budget)
     return body
 
 

@@ -32,10 +32,13 @@ _LOADER: Final = yaml.CLoader if yaml.__with_libyaml__ else yaml.Loader
 
 @dataclass(frozen=True, slots=True)
 class SourceValue:
-    """A document as plain values. lines: by path; empty if they are not known."""
+    """A document as plain values. lines: by path; empty if they are not known. faults: keys that are given twice, whose last
+    value is in `value`.
+    """
 
     value: Any
     lines: dict[str, int] = field(default_factory=dict)
+    faults: Sequence[DocumentFault] = ()
 
 
 def read_json(text: str) -> SourceValue:
@@ -52,8 +55,7 @@ def read_json(text: str) -> SourceValue:
     check_plain(value)
     faults = DocumentFaults()
     plain = _plain(value, "", faults)
-    faults.require_none()
-    return SourceValue(plain)
+    return SourceValue(plain, faults=faults.found)
 
 
 class _AmbiguousObject(dict[str, Any]):
@@ -143,8 +145,7 @@ class _YamlReader:
                 value = self._value(next(self._events), "", 0)
             elif isinstance(event, yaml.DocumentEndEvent) and not isinstance(next(self._events), yaml.StreamEndEvent):
                 raise refused("", "a file has one document; there is a second one after ---")
-        self._faults.require_none()
-        return SourceValue(value, self._lines)
+        return SourceValue(value, self._lines, self._faults.found)
 
     def _value(self, event: Any, path: str, depth: int) -> Any:
         line = event.start_mark.line + 1

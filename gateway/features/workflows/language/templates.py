@@ -38,11 +38,11 @@ class ValueTemplate:
     value: Any
     references: frozenset[Reference] = field(default=frozenset(), compare=False)
 
-    def fill(self, scope: Scope) -> Any:
-        """The value for this scope. Raises EvaluationError."""
+    def fill(self, scope: Scope, budget: WorkBudget | None = None) -> Any:
+        """The value for this scope. budget: of several values together; default: one of its own. Raises EvaluationError."""
         if not self.references and self.constant:
             return self.value
-        return _BoundedFilling(scope).of(self.value)
+        return _BoundedFilling(scope, budget or WorkBudget()).of(self.value)
 
     @property
     def constant(self) -> bool:
@@ -77,9 +77,9 @@ def templates_in(value: Any) -> Iterator[TextTemplate]:
 class _BoundedFilling:
     """One value that is filled: all inserted values together, and the work on them, are bounded."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, budget: WorkBudget) -> None:
         self._scope = scope
-        self._budget = WorkBudget()
+        self._budget = budget
         self._left = MAX_VALUE_BYTES
 
     def of(self, value: Any) -> Any:

@@ -10,17 +10,15 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from gateway.accounting.consumed import Consumption
 from gateway.accounting.money import dollars
 from gateway.admission.memory import parsing
-from gateway.config.live import Live
 from gateway.core import Core
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
-from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, over_budget
 from gateway.features.workflows.language.document import ModelCall
 from gateway.features.workflows.language.results import CHAT
+from gateway.features.workflows.running.call_prices import CallPrices
 from gateway.features.workflows.running.messages import CallUsage, ModelAnswer, StartCall, StepContext, StepFailure
 from gateway.features.workflows.running.origin import AdoptedRunOrigin
 from gateway.features.workflows.running.step_request import StepReply, StepRequest, failure_of
@@ -29,13 +27,8 @@ from gateway.request.phases.scopes import scope_of
 from gateway.request.record import SettledRequest
 
 PATHS: Final = {CHAT: "/v1/chat/completions", "text": "/v1/completions"}
-LEAST_BYTES: Final = 3  # of a prompt for a token, on average
+LEAST_BYTES: Final = 3  # of a prompt for a token, on average, unless fewer are learned
 NO_USAGE: Final = CallUsage()
-
-
-def model_of(name: str, live: Live) -> str:
-    """The model that is served, and has the price, under this name."""
-    return (live.aliases.of(name) if live.aliases else "") or name
 
 
 class SettledCall(NamedTuple):
@@ -80,16 +73,17 @@ class ModelCalls:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._prices = CallPrices(core)
         self._calls = SettledCalls()
         core.observers.append(self._calls)
 
     def worst_usd(self, call: StartCall) -> float:
-        """The price of a call, if nothing is cached and its answer is as long as it may be; 0 without a price. O(bytes)."""
+        """The highest price of a call (`CallPrices.worst_usd`), if its answer is as long as it may be. O(bytes)."""
         work = call.step.work
         assert isinstance(work, ModelCall)
-        usage = Usage(len(orjson.dumps(call.body)) // LEAST_BYTES + 1, int(call.body["max_tokens"]), 0)
-        bill = self._core.meter.bill(model_of(work.model, self._core.live), Consumption(usage))
-        return dollars(bill.total) if bill else 0.0
+        least = min(LEAST_BYTES, self._prices.bytes_per_token(work.model))
+        tokens = int(len(orjson.dumps(call.body)) / least) + 1
+        return self._prices.worst_usd(work.model, tokens, int(call.body["max_tokens"]))
 
     def prepare(
         self, asked: ClientRequest, id_: str, call: StartCall, stream: Callable[[str], None], context: StepContext
@@ -123,7 +117,7 @@ class ModelCallAttempt:
         self._lease = asked.lease.account.lease()
         self._reply = StepReply(assembler, self._lease, stream)
         self._asked = asked
-        self._request = StepRequest(asked, id_, self._path, self._lease, self._reply, call.uncertain, context.fields)
+        self._request = StepRequest(asked, id_, self._path, self._lease, self._reply, call.uncertain, context)
 
     def kill(self) -> None:
         self._request.killed = True

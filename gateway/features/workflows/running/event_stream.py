@@ -1,4 +1,9 @@
-"""Events of a run as server-sent events: a run never waits for its client, whose unread events are held in a bounded log."""
+"""Events of a run as server-sent events: a run never waits for its client, whose unread events are held in a bounded log.
+
+The log of a client with a connection of its own has room for all values of a run, as outputs and once more in its last event: a
+run may have them all before its client can read one. They are charged to the client's share of memory, and are dropped as soon
+as they are sent.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,16 @@ from typing import Final
 import orjson
 
 from gateway.errors import ClientStalled, GatewayError
-from gateway.features.runs.event_log import EventLog
+from gateway.features.runs.event_log import MAX_LOG, EventLog, Logs
 from gateway.features.runs.following import FIRST, Gate
 from gateway.features.workflows.running.messages import RunEvent
+from gateway.features.workflows.running.step_ends import MAX_RUN_BYTES
 from gateway.request.client import ClientReply
 
 KEEP_ALIVE_S: Final = 10.0
 COMMENT: Final = b": the run goes on\n\n"
+MAX_UNREAD: Final = MAX_LOG + 2 * MAX_RUN_BYTES  # bytes of events
+_ALL_CLIENTS: Final = 1 << 40  # bytes; each client has its share of memory
 
 
 def event_bytes(run: str, number: int, event: RunEvent) -> bytes:
@@ -27,11 +35,18 @@ def error_event(run: str, number: int, error: GatewayError) -> bytes:
     return event_bytes(run, number, RunEvent("error", {"error": {"code": error.code, "message": error.message}}))
 
 
-class EventSender:
-    """Sends the events of a log to a client. sent: number of the last event that the client has."""
+def unread_logs() -> Logs:
+    """Logs of runs whose only reader is the client of their connection."""
+    return Logs(max_log=MAX_UNREAD, max_logs=_ALL_CLIENTS)
 
-    def __init__(self, log: EventLog, reply: ClientReply, sent: int = FIRST) -> None:
-        self._log = log
+
+class EventSender:
+    """Sends the events of a log to a client. sent: number of the last event that the client has. logs: the logs with the log,
+    if nobody else reads it.
+    """
+
+    def __init__(self, log: EventLog, reply: ClientReply, sent: int = FIRST, logs: Logs | None = None) -> None:
+        self._log, self._logs = log, logs
         self._reply = reply
         self.sent = sent
 
@@ -52,6 +67,8 @@ class EventSender:
                 data, self.sent = found
                 if data:
                     reply.write(data)
+                    if self._logs is not None:
+                        self._logs.sent(log, self.sent)
                 elif log.ended:
                     return
                 else:

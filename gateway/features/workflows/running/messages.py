@@ -12,11 +12,12 @@ from gateway.features.workflows.language.document import WorkflowStep
 
 class StepContext(NamedTuple):
     """Common to all requests of a run. fields: of their lines in the log. defined: the operator has defined the workflow, so
-    that the caller need not have its models.
+    that the caller need not have its models. notes: of the request for the run, if it has some.
     """
 
     fields: dict[str, str]
     defined: bool
+    notes: object | None = None
 
 
 class GatedEngine(NamedTuple):
@@ -74,13 +75,14 @@ class RunEvent(NamedTuple):
 
 class SchedulerTurn(NamedTuple):
     """Calls to start and to cancel, and events. more: another turn is due at once. wake_at: another turn is due then, unless
-    something happens before.
+    something happens before. work: units of about a nanosecond, as `WorkBudget` counts them.
     """
 
     calls: Sequence[StartCall | CancelCall]
     events: Sequence[RunEvent]
     more: bool
     wake_at: float | None = None
+    work: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,11 @@ from typing import Any, Final
 
 from gateway.features.workflows.language.document import OutputRule
 from gateway.features.workflows.running.messages import RunEvent
+from gateway.features.workflows.running.passing import PassingText
 from gateway.features.workflows.running.step_copies import NEVER, StepCopy, StepTree
 
 SNAPSHOT_S: Final = 0.2
+PASSING, PASSING_RESET = "step.text", "step.text_reset"  # for an answer of chat only; never sent as events
 PROVISIONAL, SETTLED, RETRACTED = "provisional", "settled", "retracted"
 
 
@@ -27,10 +29,10 @@ class Output:
 
 
 class OutputBoard:
-    """All outputs of a run. passed: a step whose text is streamed even if its document does not say so."""
+    """All outputs of a run. passing: the text of the primary output of a chat answer."""
 
-    def __init__(self, tree: StepTree, passed: str = "") -> None:
-        self._passed = passed
+    def __init__(self, tree: StepTree, passing: PassingText) -> None:
+        self.passing = passing
         self.found: dict[str, Output] = {}
         self._tree = tree
 
@@ -67,13 +69,15 @@ class OutputBoard:
     def stream(self, one: StepCopy, text: str, now: float) -> Iterator[RunEvent]:
         """A piece of the text of a step has arrived."""
         rule = one.step.output
-        passed = one.step.name == self._passed
-        if rule is None or not text or not (rule.stream or passed):
+        passes = one.step.name in self.passing.steps
+        if not text or not (passes or (rule is not None and rule.stream)):
             return
         one.streamed = True
-        if rule.stream == "delta" or passed:
-            yield RunEvent("output.delta", {"name": rule.name, "text": text})
-        if rule.stream != "snapshot":
+        if passes:
+            yield RunEvent(PASSING, {"step": one.name, "text": text})
+        if rule is None or rule.stream != "snapshot":
+            if rule is not None and rule.stream:
+                yield RunEvent("output.delta", {"name": rule.name, "text": text})
             return
         one.pieces.append(text)
         if one.shown == NEVER or now - one.shown >= SNAPSHOT_S:
@@ -82,9 +86,13 @@ class OutputBoard:
 
     def reset(self, one: StepCopy) -> Iterator[RunEvent]:
         """The step is repeated: its client forgets the text so far."""
-        if one.streamed and one.step.output:
-            one.streamed, one.shown = False, NEVER
-            one.pieces.clear()
+        if not one.streamed:
+            return
+        one.streamed, one.shown = False, NEVER
+        one.pieces.clear()
+        if one.step.name in self.passing.steps:
+            yield RunEvent(PASSING_RESET, {"step": one.name})
+        if one.step.output is not None and one.step.output.stream:
             yield RunEvent("output.reset", {"name": one.step.output.name})
 
     def close_stream(self, one: StepCopy, text: str) -> Iterator[RunEvent]:

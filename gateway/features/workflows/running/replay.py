@@ -14,6 +14,7 @@ from typing import Any
 from gateway.features.workflows.language.scheduling import RUNNING
 from gateway.features.workflows.running.messages import ModelAnswer, RunEvent, StartCall, StepFailure
 from gateway.features.workflows.running.recorded import RecordedStep, ResumedRun
+from gateway.features.workflows.running.run_turns import RunTurns
 from gateway.features.workflows.running.run_usage import RunUsage
 from gateway.features.workflows.running.scheduler import RunScheduler
 from gateway.features.workflows.running.step_copies import NEVER
@@ -22,11 +23,12 @@ from gateway.features.workflows.running.step_copies import NEVER
 class RunReplay:
     """left: records of steps that have not started again; they are applied when these start. now: a reading of the clock."""
 
-    def __init__(self, scheduler: RunScheduler, resumed: ResumedRun, usage: RunUsage, now: float) -> None:
+    def __init__(self, scheduler: RunScheduler, resumed: ResumedRun, usage: RunUsage, turns: RunTurns, now: float) -> None:
         self.left: dict[str, RecordedStep] = {}
         self._scheduler = scheduler
         self._resumed = resumed
         self._usage = usage
+        self._loop = turns
         self._now = now
         self._calls: dict[str, StartCall] = {}
         self._starts: dict[str, RunEvent] = {}
@@ -56,7 +58,8 @@ class RunReplay:
     async def _turns(self) -> None:
         more = True
         while more and self._scheduler.status == RUNNING:
-            calls, events, more, _ = self._scheduler.turn(self._now)
+            calls, events, more, _, work = self._scheduler.turn(self._now, self._loop.left)
+            self._loop.spend(work)
             self._starts |= {event.data["step"]: event for event in events if event.kind == "step.started"}
             for call in calls:
                 if not isinstance(call, StartCall):

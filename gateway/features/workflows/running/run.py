@@ -63,7 +63,7 @@ class WorkflowRun:
         self._order = order
         self._asked = asked
         self._models, self._connectors = services.models, services.connectors
-        self._clock = services.clock
+        self._clock, self._turns = services.clock, services.turns
         now = services.wall_clock()
         self._emit = emit
         self._journal = journal
@@ -81,16 +81,16 @@ class WorkflowRun:
         self._begun = 0.0
         self._ended = -1.0
         self._over = asyncio.Event()
-        self._turning: asyncio.Handle | None = None
+        self._waking: asyncio.TimerHandle | None = None
         repeatable = services.connectors.repeatable
         engines = order.engines
         if self._resumed is not None:  # its prompts are computed
             engines = engines._replace(gated=NO_TRAITS.gated)
         self.scheduler = RunScheduler(
-            order.workflow, order.inputs, order.max_tokens, repeatable, id_, engines=engines, passed=order.passed
+            order.workflow, order.inputs, order.max_tokens, repeatable, id_, engines=engines, primary=order.primary
         )
         fields_of_steps = {"run": id_, "workflow": order.label}
-        self._context = StepContext(fields_of_steps, order.defined)
+        self._context = StepContext(fields_of_steps, order.defined, order.notes)
         self._usage = RunUsage(self.scheduler, order.cost_usd)
         self.receipt = self._usage.receipt
 
@@ -114,8 +114,9 @@ class WorkflowRun:
         finally:
             deadline.cancel()
             self._stop(CANCELLED)  # unless it has ended
-            if self._turning is not None:
-                self._turning.cancel()
+            self._turns.forget(self._turn)
+            if self._waking is not None:
+                self._waking.cancel()
             await self._settled()
             self._ended = self._clock()
 
@@ -137,7 +138,7 @@ class WorkflowRun:
 
     async def _resume(self, resumed: ResumedRun) -> None:
         """Goes on with a run of another gateway."""
-        self._replay = replay = RunReplay(self.scheduler, resumed, self._usage, self._begun)
+        self._replay = replay = RunReplay(self.scheduler, resumed, self._usage, self._turns, self._begun)
         try:
             calls, starts = await replay.run()
         finally:
@@ -162,10 +163,12 @@ class WorkflowRun:
     # -- turns
 
     def _turn(self) -> None:
-        if self._turning is not None:
-            self._turning.cancel()
-            self._turning = None
-        self._handle(self.scheduler.turn(self._clock()))
+        if self._waking is not None:
+            self._waking.cancel()
+            self._waking = None
+        turn = self.scheduler.turn(self._clock(), self._turns.left)
+        self._turns.spend(turn.work)
+        self._handle(turn)
 
     def _handle(self, turn: SchedulerTurn) -> None:
         for event in turn.events:
@@ -176,9 +179,11 @@ class WorkflowRun:
             else:
                 self._start(call)
         if turn.more:
-            self._turning = asyncio.get_running_loop().call_soon(self._turn)
-        elif turn.wake_at is not None:
-            self._turning = asyncio.get_running_loop().call_later(max(0.0, turn.wake_at - self._clock()), self._turn)
+            self._turns.wait(self._turn)  # a run that waits already keeps its place
+        else:
+            self._turns.forget(self._turn)
+            if turn.wake_at is not None:
+                self._waking = asyncio.get_running_loop().call_later(max(0.0, turn.wake_at - self._clock()), self._turn)
         if self.scheduler.held > self._charged and self.scheduler.status == RUNNING:
             self._charge(self.scheduler.held - self._charged)
         if self.scheduler.status != RUNNING:

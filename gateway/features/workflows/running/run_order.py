@@ -10,6 +10,7 @@ from gateway.features.workflows.language.plan import WorkflowPlan
 from gateway.features.workflows.language.workflow import Workflow
 from gateway.features.workflows.running.calls import ModelCalls
 from gateway.features.workflows.running.messages import NO_TRAITS, EngineTraits
+from gateway.features.workflows.running.run_turns import RunTurns
 
 
 class ConnectorCaller(Protocol):
@@ -28,8 +29,8 @@ class RunOrder:
     """The workflow to run, with its inputs and bounds.
 
     version: of a stored workflow; None: it has none. seconds, cost_usd: bounds; None: no bound. see_replicas: the client may
-    know them. engines: of its models. passed: a step whose text the client gets as it comes.
-    defined: by the operator, so that the caller need not have its models.
+    know them. engines: of its models. primary: an output whose text the client gets as it comes.
+    defined: by the operator, so that the caller need not have its models. notes: of the client's request, if it has some.
     """
 
     workflow: Workflow
@@ -41,9 +42,10 @@ class RunOrder:
     version: int | None = None
     see_replicas: bool = False
     engines: EngineTraits = NO_TRAITS
-    passed: str = ""
+    primary: str = ""
     defined: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    notes: object | None = None
 
     @property
     def label(self) -> str:
@@ -54,9 +56,10 @@ class RunOrder:
 
 @dataclass(frozen=True, slots=True)
 class RunServices:
-    """The surroundings of all runs. clock: monotonic seconds. wall_clock: Unix seconds."""
+    """The surroundings of all runs of a process. clock: monotonic seconds. wall_clock: Unix seconds."""
 
     models: ModelCalls
     connectors: ConnectorCaller
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
+    turns: RunTurns = field(default_factory=RunTurns)

@@ -9,8 +9,9 @@ A step is looked at when it is entered, and again when a step that it waits for 
         │         └─────► failed, killed
         └───────────────► skipped, killed
 
-A turn looks at most at LOOKS copies, so that a run with thousands of them does not hold the event loop. Then it
-starts calls that are ready, at most MAX_AT_ONCE at a time: certain ones first, then in the order of the document.
+A turn ends when its work is used up, so that no run holds the event loop: looks, expressions and prompts count, and the rest
+follows in the next turn. The expressions of one look have a bound of their own (`WorkBudget`). When nothing is left to look at,
+calls that are ready start, at most MAX_AT_ONCE at a time: certain ones first, then in the order of the document.
 
 How steps start and end is in `step_starts.py` and `step_ends.py`.
 
@@ -31,10 +32,10 @@ from gateway.features.workflows.language.scheduling import DONE, FAILED, PENDING
 from gateway.features.workflows.language.values import EvaluationError, bytes_of
 from gateway.features.workflows.running.messages import CallUsage, ModelAnswer, SchedulerTurn, StepFailure
 from gateway.features.workflows.running.step_copies import NEVER, StepCopy
-from gateway.features.workflows.running.step_ends import MAX_RUN_BYTES, evaluation_failure, unsatisfied
+from gateway.features.workflows.running.step_ends import GLANCE_WORK, LOOK_WORK, MAX_RUN_BYTES, evaluation_failure, unsatisfied
 from gateway.features.workflows.running.step_starts import StepStarts
 
-LOOKS: Final = 64
+TURN_WORK: Final = 8_000_000  # units of about a nanosecond
 COMPLETED, CANCELLED, INCOMPLETE = "completed", "cancelled", "incomplete"
 
 
@@ -50,6 +51,7 @@ class RunScheduler(StepStarts):
     def answered(self, name: str, answer: ModelAnswer, now: float) -> None:
         """A model has answered completely. Ignored if the step has ended."""
         one, self._now = self._calling.get(name), now
+        self._pay()
         if one is None:
             return
         call = one.step.work
@@ -67,6 +69,7 @@ class RunScheduler(StepStarts):
     def connected(self, name: str, value: Any, now: float) -> None:
         """A connector has answered."""
         one, self._now = self._calling.get(name), now
+        self._pay()
         if one is None:
             return
         try:
@@ -79,6 +82,7 @@ class RunScheduler(StepStarts):
     def failed(self, name: str, failure: StepFailure, now: float) -> None:
         """An attempt has failed."""
         one, self._now = self._calling.get(name), now
+        self._pay()
         if one is not None:
             self._attempt_failed(one, failure)
 
@@ -109,28 +113,38 @@ class RunScheduler(StepStarts):
         if self.status == RUNNING:
             self._end(status, reason, failure)
 
-    def turn(self, now: float | None = None) -> SchedulerTurn:
-        """Move all steps that can move. Synchronous. O(LOOKS) looks. now: None: the time of the last happening."""
+    def turn(self, now: float | None = None, most: int = TURN_WORK) -> SchedulerTurn:
+        """Move all steps that can move. Synchronous. now: None: the time of the last happening.
+
+        most: units of work. The turn ends with the first step that exceeds them, and at once if there are none.
+        """
         self._now = self._now if now is None else now
-        left = LOOKS
-        while self._looks and left and self.status == RUNNING:
+        self._most = most
+        while self._looks and self._may_work():
             self._look(self._looks.popleft())
-            self._events += self.board.settle()  # at once: a confirmation comes before all that follows from it
-            left -= 1
-        if self.status == RUNNING:
-            if not self._looks:
-                self._pass_late()
-                self._start_ready()
-                self._events += self.board.settle()  # a step whose request cannot be made has ended
-            if self.status == RUNNING and not self.tree.live:
+            self._settle()  # at once: a confirmation comes before all that follows from it
+        if not self._looks and self._may_work():
+            self._pass_late()
+            self._start_ready()
+            self._settle()  # a step whose request cannot be made has ended
+            if not self.tree.live and self._may_work():
                 self._complete()
+        self._pay()
         calls, events, self._calls, self._events = self._calls, self._events, [], []
+        work, self._work = self._work, 0
+        more = self.status == RUNNING and (bool(self._looks) or not self.tree.live or self._starts_next())
         wake_at = min((one.passes_at for one in self._held_back.values()), default=None)
-        return SchedulerTurn(calls, events, more=self.status == RUNNING and bool(self._looks), wake_at=wake_at)
+        return SchedulerTurn(calls, events, more, wake_at, work)
+
+    def _settle(self) -> None:
+        self._events += self.board.settle()
+        self._pay()
 
     def _look(self, one: StepCopy) -> None:
         if one.over or one.calling or one.name in self._ready or one.name in self._held_back:
+            self._work += GLANCE_WORK
             return
+        self._work += LOOK_WORK
         try:
             if one.result.status == PENDING:
                 self._begin_step(one)
@@ -145,7 +159,7 @@ class RunScheduler(StepStarts):
         try:
             scope = self.tree.scope_of((), {})
             templates = self._workflow.outputs
-            self.outputs = self.board.values if templates is None else {k: v.fill(scope) for k, v in templates.items()}
+            self.outputs = self.board.values if templates is None else {k: self._fill(v, scope) for k, v in templates.items()}
             bytes_of(self.outputs, MAX_RUN_BYTES)
         except EvaluationError as error:
             self._end(FAILED, "", evaluation_failure(error))

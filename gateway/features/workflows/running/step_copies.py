@@ -98,12 +98,15 @@ class StepCopy:
 
 
 class StepTree:
-    """All copies of a run. live: number of copies that have not ended."""
+    """All copies of a run. live: number of copies that have not ended. visits: copies that questions about kills have looked
+    at, in all.
+    """
 
     def __init__(self, graph: StepGraph, inputs: Mapping[str, Any]) -> None:
         self.graph = graph
         self.inputs = inputs
         self.live = 0
+        self.visits = 0
         self._places = {name: at for at, name in enumerate(graph.steps)}
         self._copies: dict[str, dict[tuple[int, ...], StepCopy]] = {name: {} for name in graph.steps}
         self._around = {name: tuple(reversed([name, *graph.around(name)])) for name in graph.steps}
@@ -129,8 +132,14 @@ class StepTree:
         return self._copies[name].get(indices[: len(self._items[name])])
 
     def within(self, name: str, one: StepCopy) -> list[StepCopy]:
-        """The copies of a step for which `one` is the copy that its name means. O(copies)."""
+        """The copies of a step for which `one` is the copy that its name means.
+
+        O(1) if both are within the same items, else O(copies).
+        """
         shared = len(self._items[one.step.name])
+        if len(self._items[name]) <= shared:
+            found = self._copies[name].get(one.indices)
+            return [found] if found is not None else []
         return [each for indices, each in self._copies[name].items() if indices[:shared] == one.indices]
 
     def all(self) -> Iterator[StepCopy]:
@@ -159,13 +168,14 @@ class StepTree:
         self, one: StepCopy, chain: tuple[str, ...], depth: int, target: StepCopy, shared: tuple[int, ...]
     ) -> bool:
         """chain[depth:]: names of steps within `one`, down to the killer."""
+        self.visits += 1
         if one.over:
             return False
         if depth == len(chain):
             return self._kills(one, target)
         if not (one.decided or one.item_count >= 0):
             return True  # its blocks are not entered yet
-        inner = [each for each in one.inner if each.step.name == chain[depth] and _agree(each.indices, shared)]
+        inner = (each for each in one.inner if each.step.name == chain[depth] and _agree(each.indices, shared))
         return any(self._may_still_kill(each, chain, depth + 1, target, shared) for each in inner)
 
     def _kills(self, killer: StepCopy, target: StepCopy) -> bool:

@@ -13,8 +13,10 @@ from typing import Any, Final
 
 from gateway.features.workflows.language.constraints import ConstraintUnsatisfiedError
 from gateway.features.workflows.language.document import ConnectorCall, ModelCall, WorkflowStep
+from gateway.features.workflows.language.operations import Scope, WorkBudget
 from gateway.features.workflows.language.results import CHAT, StepResult
 from gateway.features.workflows.language.scheduling import DONE, FAILED, KILLED, RUNNING, SKIPPED
+from gateway.features.workflows.language.templates import ValueTemplate
 from gateway.features.workflows.language.values import EvaluationError, ValueTooLargeError, bytes_of, text_of
 from gateway.features.workflows.language.workflow import Workflow
 from gateway.features.workflows.running.gate import PrefixGate
@@ -28,12 +30,18 @@ from gateway.features.workflows.running.messages import (
     StepFailure,
 )
 from gateway.features.workflows.running.outputs import OutputBoard
+from gateway.features.workflows.running.passing import PassingText
 from gateway.features.workflows.running.step_copies import StepCopy, StepTree
 
 MAX_RUN_BYTES: Final = 16 << 20  # of all values of a run
 DEFAULT_RETRIES: Final = 1
 BACKOFF_S: Final = (0.5, 1.0, 2.0)
 WAIT_S: Final = 1.0  # for a limit of the caller's own key that names no time
+
+GLANCE_WORK: Final = 2_000  # units of a look at a step that cannot move
+LOOK_WORK: Final = 50_000  # units of a look at a step, and of the start of a call, without its expressions
+VISIT_WORK: Final = 2000  # of a copy that a question about kills has looked at
+HELD_WORK: Final = 4  # of a byte of a value that a step has
 
 CALL_KINDS: Final = (ModelCall, ConnectorCall)
 
@@ -53,10 +61,10 @@ class StepEnds:
         run_id: str = "",
         *,
         engines: EngineTraits = NO_TRAITS,
-        passed: str = "",
+        primary: str = "",
     ) -> None:
-        """max_tokens: of a step that has none. repeatable: connectors that may be called again. passed: a step whose text the
-        client gets as it comes, and which is not repeated then.
+        """max_tokens: of a step that has none. repeatable: connectors that may be called again. primary: the output whose
+        text the client gets as it comes; then its step is not repeated.
         """
         self.status = RUNNING
         self.error: StepFailure | None = None
@@ -65,8 +73,7 @@ class StepEnds:
         self.held = 0
         self.outputs: dict[str, Any] = {}
         self.tree = StepTree(workflow.graph, inputs)
-        self.board = OutputBoard(self.tree, passed)
-        self._passed = passed
+        self.board = OutputBoard(self.tree, PassingText(workflow, self.tree, primary))
         self._workflow = workflow
         self._max_tokens = max_tokens
         self._repeatable = repeatable
@@ -81,6 +88,23 @@ class StepEnds:
         self._calls: list[StartCall | CancelCall] = []
         self._events: list[RunEvent] = []
         self._now = 0.0
+        self._budget = WorkBudget()  # of the expressions of this look or happening
+        self._work = self._most = self._visits = 0
+
+    def _fill(self, template: ValueTemplate, scope: Scope) -> Any:
+        """Raises EvaluationError, also if the expressions of this look are too much work together."""
+        return template.fill(scope, self._budget)
+
+    def _pay(self) -> None:
+        """A look or a happening begins or ends: the work so far is counted, and the next one has a budget of its own."""
+        visits = self.tree.visits - self._visits
+        self._visits += visits
+        self._work += self._budget.used + VISIT_WORK * visits
+        self._budget = WorkBudget()
+
+    def _may_work(self) -> bool:
+        """True if the run goes on, and its turn too."""
+        return self.status == RUNNING and self._work < self._most
 
     def request_id(self, name: str) -> str:
         """The id of the requests of a step, safe in headers: `run_1.section.2`."""
@@ -88,7 +112,7 @@ class StepEnds:
 
     def _result(self, one: StepCopy, call: ModelCall, answer: ModelAnswer) -> StepResult:
         """Raises EvaluationError."""
-        value = call.value_of(answer.text)
+        value = call.value_of(answer.text, self._budget)
         self._hold(value)
         self._hold(answer.message or answer.text)
         common: dict[str, Any] = {
@@ -115,7 +139,7 @@ class StepEnds:
         rule, value = one.step.output, result.value
         if rule is not None and rule.value is not None:
             try:
-                value = rule.value.fill(self.tree.scope(one))
+                value = self._fill(rule.value, self.tree.scope(one))
                 self._hold(value)
             except EvaluationError as error:
                 one.result = before
@@ -136,6 +160,8 @@ class StepEnds:
                 one.step.work.value_of(outcome.text)
             except ConstraintUnsatisfiedError as error:
                 return unsatisfied(error)
+            except EvaluationError as error:
+                return evaluation_failure(error)
         return outcome
 
     def is_final(self, name: str, outcome: Any) -> bool:
@@ -147,7 +173,7 @@ class StepEnds:
         most = one.step.retries if one.step.retries is not None else DEFAULT_RETRIES
         if isinstance(one.step.work, ConnectorCall) and one.step.work.use not in self._repeatable:
             most = 0
-        if one.step.name == self._passed and one.streamed and not self.tree.may_be_killed(one):
+        if one.streamed and one is self.board.passing.source():  # its text is out
             return False
         return failure.waits or (failure.repeat and one.attempts <= most)
 
@@ -172,8 +198,9 @@ class StepEnds:
             if replacement is None:
                 self._skip(one, "error", failure)
                 return
+            self._pay()  # its own expressions may have failed for too much work
             try:
-                value = replacement.value.fill(self.tree.scope(one))
+                value = self._fill(replacement.value, self.tree.scope(one))
                 self._hold(value)
             except EvaluationError as error:
                 failure = evaluation_failure(error)
@@ -246,7 +273,9 @@ class StepEnds:
 
     def _hold(self, value: Any) -> None:
         """Raises ValueTooLargeError if a value, or all values of the run together, are too large."""
-        self.held += bytes_of(value)
+        size = bytes_of(value)
+        self.held += size
+        self._work += HELD_WORK * size
         if self.held > MAX_RUN_BYTES:
             raise ValueTooLargeError(f"all values of a run have more than {MAX_RUN_BYTES:,} bytes")
 

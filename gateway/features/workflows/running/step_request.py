@@ -9,9 +9,9 @@ from typing import Any, Final
 import orjson
 
 from gateway.admission.memory import MemoryLease
-from gateway.dialects.finished_answer import CALL, REASONING, TEXT, AnswerAssembler, AnswerPart, FinishedAnswer
+from gateway.dialects.finished_answer import CALL, MAX_ANSWER, REASONING, TEXT, AnswerAssembler, AnswerPart, FinishedAnswer
 from gateway.errors import INSUFFICIENT_QUOTA, GatewayError, over_budget
-from gateway.features.workflows.running.messages import ModelAnswer, StepFailure
+from gateway.features.workflows.running.messages import ModelAnswer, StepContext, StepFailure
 from gateway.request.client import ClientReply, ClientRequest, Headers, InternalRequest
 from gateway.request.phases.admitting import PRIORITY_HEADER
 from gateway.upstream.client import PausableSource
@@ -37,10 +37,10 @@ class StepRequest(InternalRequest):
         lease: MemoryLease,
         reply: StepReply,
         uncertain: bool,
-        fields: dict[str, str],
+        context: StepContext,
     ) -> None:
         super().__init__(asked, id_, lambda: reply, lease, path)
-        self.fields = fields
+        self.fields, self.made_for = context.fields, context.notes
         self.killed = False
         self._lines = _DROPPED.sub(b"", self._lines) + b"Content-Type: application/json\r\n"
         if uncertain:
@@ -81,6 +81,7 @@ class StepReply(ClientReply):
         self._body = bytearray()
         self._retry_after_s: float | None = None
         self._sent: dict[AnswerPart, int] = {}
+        self._received = 0
 
     def begin(self, status: int, headers: bytes, *, length: int | None, first: bytes = b"") -> None:
         self.begun, self.status = True, status
@@ -88,6 +89,7 @@ class StepReply(ClientReply):
         found = _RETRY.search(headers)
         self._retry_after_s = float(found[1]) if found else None
         self._body.clear()
+        self._received = 0
         self.write(first)
         if length is not None and length == len(first):
             self._ended = True
@@ -96,6 +98,7 @@ class StepReply(ClientReply):
         """Raises GatewayError 413 or 503 without memory."""
         if not data:
             return
+        self._received += len(data)
         if not self._streams:
             most = MAX_ERROR - len(self._body) if self.status != 200 else len(data)
             self._charge(len(data))
@@ -127,8 +130,11 @@ class StepReply(ClientReply):
         if not self._streams and self._ended:
             self._assembler.read(bytes(self._body))
         answer = self._assembler.answer()
+        if answer is None and self._received > MAX_ANSWER:
+            return StepFailure("value_too_large", f"The answer has more than {MAX_ANSWER >> 20} MiB.")
         if answer is None:
-            return StepFailure("value_too_large", "The answer is too large, or has no known form.")
+            text = "The answer cannot be read: it is of another form, or has half of a character."
+            return _failed(502, "unreadable_answer", text, repeat=True)
         if not (self._ended and answer.whole):
             return _failed(502, "incomplete_answer", "The answer broke off.", repeat=True)
         return model_answer(answer)

@@ -19,7 +19,7 @@ from gateway.features.workflows.language.values import EvaluationError, text_of
 from gateway.features.workflows.running.gate import outline_of
 from gateway.features.workflows.running.messages import StartCall
 from gateway.features.workflows.running.step_copies import NEVER, StepCopy
-from gateway.features.workflows.running.step_ends import CALL_KINDS, StepEnds, evaluation_failure
+from gateway.features.workflows.running.step_ends import CALL_KINDS, LOOK_WORK, StepEnds, evaluation_failure
 
 
 class StepStarts(StepEnds):
@@ -33,14 +33,14 @@ class StepStarts(StepEnds):
             self._skip(one, "dependency")
             return
         scope = self.tree.scope(one)
-        if one.step.condition is not None and not one.step.condition.fill(scope):
+        if one.step.condition is not None and not self._fill(one.step.condition, scope):
             self._skip(one, "condition")
             return
         work = one.step.work
         if isinstance(work, CALL_KINDS):
             self._ready[one.name] = one
         elif isinstance(work, LetValue):
-            value = work.value.fill(scope)
+            value = self._fill(work.value, scope)
             self._hold(value)
             self._done(one, StepResult(DONE, value=value, text=text_of(value)))
         elif isinstance(work, SwitchArms):
@@ -54,12 +54,18 @@ class StepStarts(StepEnds):
         found = self.tree.find(name, one.indices)
         return found.result.status if found is not None else PENDING
 
+    def _starts_next(self) -> bool:
+        """True if a call is ready, and may start."""
+        return bool(self._ready) and len(self._calling) < MAX_AT_ONCE
+
     def _start_ready(self) -> None:
-        if not self._ready or len(self._calling) == MAX_AT_ONCE:
+        if not self._starts_next():
             return
         uncertain = {one.name: self.tree.may_be_killed(one) for one in self._ready.values()}
         for one in sorted(self._ready.values(), key=lambda one: (uncertain[one.name], one.order)):
-            if self.status != RUNNING or len(self._calling) == MAX_AT_ONCE:
+            self._pay()
+            self._work += LOOK_WORK
+            if not self._may_work() or len(self._calling) == MAX_AT_ONCE:
                 return
             del self._ready[one.name]
             try:
@@ -102,9 +108,9 @@ class StepStarts(StepEnds):
         """The body of its request: made when it starts, because bodies are large. Raises EvaluationError."""
         work, scope = one.step.work, self.tree.scope(one)
         if isinstance(work, ConnectorCall):
-            return {"with": work.arguments.fill(scope)}
+            return {"with": self._fill(work.arguments, scope)}
         assert isinstance(work, ModelCall)
-        body = request_body(work, scope, self._max_tokens)
+        body = request_body(work, scope, self._max_tokens, self._budget)
         if work.constraint is not None:
             body |= work.constraint.members(as_choice=work.model in self._engines.choosing)
         body["stream"] = True
@@ -115,8 +121,8 @@ class StepStarts(StepEnds):
 
     def _decide(self, one: StepCopy, work: SwitchArms) -> None:
         scope = self.tree.scope(one)
-        arm = next((each for each in work.arms if each.when is None or each.when.fill(scope)), None)
-        emitted = {name: value.fill(scope) for name, value in (arm.emit if arm else {}).items()}
+        arm = next((each for each in work.arms if each.when is None or self._fill(each.when, scope)), None)
+        emitted = {name: self._fill(value, scope) for name, value in (arm.emit if arm else {}).items()}
         self._hold(emitted)
         one.decided, one.arm = True, arm
         self._tell("step.decided", step=one.name, arm=work.arms.index(arm) if arm else None)
@@ -135,7 +141,7 @@ class StepStarts(StepEnds):
         if not self._all_done(late, one.indices):
             self._skip(one, "dependency")
             return
-        value = late.fill(self.tree.scope(one)) if late else None
+        value = self._fill(late, self.tree.scope(one)) if late else None
         self._hold(value)
         self._done(one, StepResult(DONE, value=value))
 
@@ -151,7 +157,7 @@ class StepStarts(StepEnds):
         return [found for name in names if (found := self.tree.find(name, indices))]
 
     def _enter_items(self, one: StepCopy, work: EachItem) -> None:
-        items = work.items_for(self.tree.scope(one))
+        items = work.items_for(self.tree.scope(one), self._budget)
         one.item_count = len(items)
         for at, item in enumerate(items):
             self._enter(work.steps, (*one.indices, at), {**one.variables, work.variable: item}, one)
@@ -170,4 +176,4 @@ class StepStarts(StepEnds):
         indices = (*one.indices, at)
         if not self._all_done(work.value, indices):
             return None
-        return work.value.fill(self.tree.scope_of(indices, variables))
+        return self._fill(work.value, self.tree.scope_of(indices, variables))

@@ -43,6 +43,19 @@ def test_without_memory_the_oldest_events_go() -> None:
     assert (log.next, log.since(49), log.size) == (51, None, 0)
 
 
+def test_events_that_the_only_reader_has_are_dropped() -> None:
+    budget, logs = Budget(1000), Logs()
+    log = logs.open(("o", "1"), budget.lease("c"))
+    for number in range(9):
+        logs.add(log, b"%0100d" % number)
+    logs.sent(log, 5)
+    logs.check()
+    assert (log.first, log.size, logs.size, budget.held) == (6, 300, 300, 300)
+    logs.sent(log, 20)
+    assert (log.first, log.size, budget.held) == (9, 0, 0)
+    assert log.since(8) == (b"", 8)
+
+
 async def test_followers_that_left_are_forgotten() -> None:
     logs = Logs()
     log = logs.open(("o", "1"), Budget(1000).lease("c"))

@@ -132,7 +132,11 @@ def test_texts_stay_texts_in_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[
     [
         ("x.yaml", b"\xff", "the file is not UTF-8"),
         ("x.yaml", b"a" * 300_000, "a document has at most 256 KiB"),
-        ("x.json", b'{"workflow": 1, "workflow": 1}', "workflow: the key is given twice"),
+        (
+            "x.json",
+            b'{"workflow": 1, "workflow": 1, "name": "w", "steps": {"a": {"let": 1}}}',
+            "workflow: the key is given twice",
+        ),
         ("x.py", b"import os", "x.py:1: a program is one function"),
         ("x\n.yaml", b"", "a document is an object"),
     ],

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from gateway.upstream.resolver import REFRESH_S, Resolver
 from tests.gateway.conftest import running
 from tests.gateway.features.workflows.test_runs import RUNS, TEXT, USER, document
+from tests.gateway.upstream.test_resolver import Clock, NameServer
 from tests.support.fakes import Behaviour, FakeReplica, http, status, writes
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -47,7 +49,8 @@ async def test_a_connector_gets_its_arguments_and_no_header_of_the_client(monkey
         (status(302, "no", "Location: http://169.254.169.254/"), "answered 302"),
         (writes(http(200, b"no json")), "cannot be used"),
         (writes(http(200, b"1e999")), "cannot be used"),
-        (writes(http(200, LARGE)), "failed"),
+        (writes(http(200, LARGE)), "more than 1 MiB (max_mb)"),
+        (writes(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n200000\r\n" + LARGE), "more than 1 MiB (max_mb)"),
         (writes(b"SSH-2.0\r\n"), "failed"),
     ],
 )
@@ -86,3 +89,21 @@ async def test_metadata_services_are_no_connectors(url: str) -> None:
         found = (await run.post({"workflow": document({"a": STEP}), "inputs": {"messages": [USER]}}, RUNS))[2]
     assert found["error"]["code"] == "connector_failed"
     assert "unreachable" in found["error"]["message"]
+
+
+async def test_a_connector_whose_name_is_rebound_to_a_metadata_service_is_not_called() -> None:
+    names, clock = NameServer({"rag.test": ["127.0.0.1"]}), Clock()
+    resolver = Resolver(names.look_up, clock)
+    rag, engine = FakeReplica([GOOD] * 3), ScriptedEngine(lambda _body: TEXT)
+    async with rag, engine.replica:
+        connectors = {"rag": {"url": f"http://rag.test:{rag.port}/", "timeout_s": 2}}
+        async with running(engine.replica, resolver=resolver, workflows={"connectors": connectors}) as run:
+            body = {"workflow": document({"a": STEP}), "inputs": {"messages": [USER]}}
+            assert (await run.post(body, RUNS))[2]["status"] == "completed"
+            names.answers["rag.test"] = ["169.254.169.254", "fd00:ec2::254"]
+            clock.now += REFRESH_S
+            assert await resolver.renewed("rag.test") == ("169.254.169.254", "fd00:ec2::254")
+            found = (await run.post(body, RUNS))[2]
+    assert (found["status"], found["error"]["code"]) == ("failed", "connector_failed")
+    assert "unreachable" in found["error"]["message"]
+    assert len(rag.requests) == 1

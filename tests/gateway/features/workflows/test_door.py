@@ -99,6 +99,63 @@ async def test_the_text_passes_as_it_comes(tmp_path: Path) -> None:
     assert f"{first}{''.join(rest)}" == ANSWER
 
 
+REST = {"chat": {"append": [{"role": "user", "content": "rest"}]}}
+JUDGE = {"chat": {"append": [{"role": "user", "content": "judge"}]}}
+WAYS: dict[str, dict[str, Any]] = {
+    "a let": document({"a": CHAT, "o": {"let": "${a.text}", "yield": "o"}}, name="way", primary="o"),
+    "a value of yield": document({"a": {**CHAT, "yield": {"as": "o", "value": "${a.value}"}}}, name="way", primary="o"),
+    "outputs": document({"a": CHAT}, name="way", primary="o", outputs={"o": "${a.text}", "p": 1}),
+    "a let of a let": document({"a": CHAT, "b": {"let": "${a.text}"}, "o": {"let": "${b.value}", "yield": "o"}}, name="way"),
+    "a step of an arm": document(
+        {"o": {"switch": [{"else": True, "steps": {"a": CHAT}, "value": "${a.text}"}], "yield": "o"}}, name="way"
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_primary_output_that_is_the_text_of_a_step_passes_as_it_comes(tmp_path: Path, way: str) -> None:
+    engine = ScriptedEngine(script, holds=True)
+    async with served(tmp_path, WAYS[way], engine=engine) as (_, run):
+        chunks = aiter(await run.client.chat.completions.create(**chat("workflow:way", stream=True)))
+        first = (await anext(chunks)).choices[0].delta.content
+        assert len(engine.held) == 1
+        engine.release()
+        rest = [each.choices[0].delta.content or "" async for each in chunks]
+        assert f"{first}{''.join(rest)}" == ANSWER != first
+        whole = asyncio.create_task(run.client.chat.completions.create(**chat("workflow:way")))
+        await eventually(engine.release)
+        assert (await whole).choices[0].message.content == ANSWER
+
+
+@pytest.mark.parametrize(("verdict", "expected"), [("Yes", ANSWER), ("No", "It was refused.")])
+async def test_the_text_of_a_switch_passes_once_it_is_decided(tmp_path: Path, verdict: str, expected: str) -> None:
+    def answer(body: dict[str, Any]) -> ScriptedAnswer:
+        judging = body["messages"][-1]["content"] == "judge"
+        return ScriptedAnswer(verdict, 1) if judging else ScriptedAnswer(ANSWER, 2)
+
+    arms = [
+        {"when": "${judge.text == 'No'}", "kill": ["guess"], "value": "It was refused."},
+        {"else": True, "value": "${guess.text}"},
+    ]
+    steps = {"guess": CHAT, "judge": JUDGE, "o": {"switch": arms, "yield": "o"}}
+    engine = ScriptedEngine(answer, holds=True)
+    async with served(tmp_path, document(steps, name="way"), engine=engine) as (_, run):
+        asked = asyncio.create_task(run.client.chat.completions.create(**chat("workflow:way", stream=True)))
+        await eventually(lambda: len(engine.held) == 2)
+        assert not asked.done()
+        engine.release()
+        chunks = aiter(await asked)
+        text = (await anext(chunks)).choices[0].delta.content or ""
+        if verdict == "Yes":
+            assert ANSWER.startswith(text)
+            assert text != ANSWER
+            assert len(engine.held) == 1, "the other text passes while it is written"
+            engine.release()
+        async for each in chunks:
+            text += each.choices[0].delta.content or ""
+    assert text == expected
+
+
 async def test_the_anthropic_client_and_the_responses_api(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, run):
         http = anthropic.DefaultAsyncHttpxClient(verify=False)
@@ -152,6 +209,39 @@ async def test_sampling_is_ignored_and_named(tmp_path: Path) -> None:
     assert "temperature" not in scripted.replica.requests[0].json
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "ignored"),
+    [
+        (
+            "messages",
+            {"messages": [USER], "max_tokens": 9, "temperature": 0.1, "stop_sequences": ["x"], "system": "s", "top_k": None},
+            "max_tokens, temperature, stop_sequences",
+        ),
+        ("responses", {"input": "hello", "top_p": 0.5, "instructions": "s", "store": False}, "top_p"),
+        ("chat/completions", {"messages": [USER], **{f"x{at}": 1 for at in range(50)}, "y" * 99: 1}, None),
+    ],
+)
+async def test_members_without_effect_are_named_in_each_api(
+    tmp_path: Path, path: str, body: dict[str, Any], ignored: str | None
+) -> None:
+    async with served(tmp_path) as (_, run):
+        for stream in (False, True):
+            sent = body | {"model": "workflow:support", "stream": stream}
+            async with run.session.post(f"{run.url}/v1/{path}", json=sent) as answer:
+                named = answer.headers["X-Warmroute-Ignored"]
+            assert (answer.status, named) == (200, ignored or ", ".join(f"x{at}" for at in range(20)))
+
+
+@pytest.mark.parametrize("model", ["workflow:support", "moved"])
+async def test_a_response_of_a_workflow_does_not_run_in_the_background(tmp_path: Path, model: str) -> None:
+    state = {"url": f"sqlite:///{tmp_path / 'state.db'}"}
+    async with served(tmp_path, state=state, model_aliases={"moved": "workflow:support"}) as (engine, run):
+        got, _, found = await run.post({"model": model, "input": "hello", "background": True}, "/v1/responses")
+        assert (got, found["error"]["code"], found["error"]["param"]) == (400, "workflow_door", "background")
+        assert "/v1/workflows/runs" in found["error"]["message"]
+    assert not engine.replica.requests
+
+
 async def test_an_unknown_workflow_and_one_without_a_primary_output(tmp_path: Path) -> None:
     two = document({"a": {**CHAT, "yield": "a"}, "b": {**CHAT, "yield": "b"}}, name="two")
     async with served(tmp_path, two) as (_, run):
@@ -180,6 +270,17 @@ async def test_the_last_text_goes_to_the_only_required_text(tmp_path: Path) -> N
     async with served(tmp_path, document({"a": step}, name="ask", inputs=inputs)) as (scripted, run):
         assert (await run.post(chat("workflow:ask", workflow_inputs={"t": "this"})))[0] == 200
     assert scripted.replica.requests[0].json["messages"][-1]["content"] == "about hello this"
+
+
+async def test_a_workflow_without_a_place_for_the_messages_gets_its_inputs_by_name(tmp_path: Path) -> None:
+    step = {"chat": {"append": [{"role": "user", "content": "about ${inputs.a} ${inputs.b}"}]}, "yield": "o"}
+    inputs = {name: {"type": "string", "required": True} for name in "ab"}
+    async with served(tmp_path, document({"s": step}, name="ask", inputs=inputs)) as (scripted, run):
+        got, _, found = await run.post(chat("workflow:ask"))
+        assert (got, found["error"]["code"]) == (400, "workflow_door")
+        assert "give a, b in 'workflow_inputs'" in found["error"]["message"]
+        assert (await run.post(chat("workflow:ask", workflow_inputs={"a": "x", "b": "y"})))[0] == 200
+    assert scripted.replica.requests[0].json["messages"][-1]["content"] == "about x y"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.features.responses.test_recall import kept_in
 from tests.gateway.features.workflows.background.test_background_runs import begun, events, read_events
 from tests.gateway.features.workflows.test_runs import CHAT, RUNS, TEXT, USER, document, stream
+from tests.support.fakes import FakeReplica
 from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 from tests.support.tiers import nightly
 
@@ -39,6 +41,10 @@ async def test_a_reader_that_is_too_slow_loses_its_stream_and_not_the_run(tmp_pa
     scripted = ScriptedEngine(lambda _body: TEXT)
     async with scripted.replica, running(scripted.replica, state=kept_in(tmp_path)) as run:
         body = {**values(15, last=CHAT), "stream": True, "background": background}
+        if not background:  # its log has room for all values, so these are six times as large in an event
+            body = json.loads(json.dumps(body).replace("${inputs.text}", "${" + "+".join(["inputs.text"] * 10) + "}"))
+            body["inputs"]["text"] = "\1" * (LARGE // 10)
+            body["workflow"]["outputs"] = {"last": "${last.text}"}
         async with run.session.post(run.url + RUNS, json=body) as answer:
             runs = run.gateway.metrics.of(WorkflowsMetrics).runs
             await eventually(lambda: runs.values)
@@ -52,6 +58,16 @@ async def test_a_reader_that_is_too_slow_loses_its_stream_and_not_the_run(tmp_pa
             async with run.session.get(f"{run.url}{RUNS}/{last['run']}?stream=true") as answer:
                 ((kind, end),) = read_events(await answer.read())
             assert (kind, len(end["outputs"])) == ("run.completed", 15)
+
+
+async def test_a_client_that_reads_has_all_values_that_come_at_once() -> None:
+    steps = {f"v{at}": {"let": "${inputs.text}", "yield": f"v{at}"} for at in range(15)}
+    body = {"workflow": document(steps, inputs=INPUTS), "inputs": {"text": "x" * LARGE}}
+    async with FakeReplica() as replica, running(replica) as run:
+        told = await stream(run, body)
+        assert told[-1][0] == "run.completed"
+        assert [len(data["value"]) for kind, data in told if kind == "output.done"] == [LARGE] * 15
+        await eventually(lambda: run.gateway.memory.held == 0)
 
 
 async def test_a_killed_call_is_closed_at_the_engine_while_its_run_goes_on() -> None:

@@ -16,7 +16,7 @@ from gateway.features.workflows.feature import WorkflowEndpoint
 from gateway.features.workflows.language.constraints import choice_constraint
 from gateway.features.workflows.metrics import WorkflowsMetrics
 from tests.gateway.conftest import Running, eventually, running
-from tests.support.fakes import FakeReplica, status
+from tests.support.fakes import FakeReplica, http, status, writes
 from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine, Sharing
 from tests.support.workflows import prose
 
@@ -289,9 +289,14 @@ async def test_three_cold_siblings_compute_their_history_once(
         f"s{at}": {"chat": {"from": "${inputs.messages}", "append": [{"role": "user", "content": f"{at}"}]}} for at in range(3)
     }
     steps["s0"] |= {"yield": "a"}
-    scripted = ScriptedEngine(lambda _body: TEXT, shares=shares, owner=owner)
+    held = shares == "end" and not waits  # else one may end before another one arrives
+    scripted = ScriptedEngine(lambda _body: TEXT, shares=shares, owner=owner, holds=held)
     async with scripted.replica, running(scripted.replica, workflows={"gate": gate}) as run:
-        found = (await run.post({"workflow": document(steps), "inputs": {"messages": history}}, RUNS))[2]
+        asked = asyncio.create_task(run.post({"workflow": document(steps), "inputs": {"messages": history}}, RUNS))
+        for left in (3, 2, 1) if held else ():
+            await eventually(lambda left=left: len(scripted.held) == left)
+            scripted.release()
+        found = (await asked)[2]
     assert found["usage"]["computed_tokens"] == scripted.cache.computed
     assert [("gate_ms" in each) for each in found["steps"]] == [False, waits, waits]
     assert 2000 * times * 0.97 < scripted.cache.computed < 2000 * times * 1.05
@@ -338,6 +343,49 @@ async def test_the_price_of_an_alias_is_that_of_its_model() -> None:
         assert (await run.post(body, "/v1/workflows/plan"))[2]["cost_usd"] > 0.1
         assert (await run.post(body, RUNS))[2]["incomplete_details"] == {"reason": "cost_usd"}
     assert scripted.cache.calls == 0
+
+
+async def test_the_worst_price_is_that_of_the_dearest_fallback() -> None:
+    scripted = ScriptedEngine(lambda _body: ScriptedAnswer("some text"))
+    steps = {"a": {"chat": {**CHAT["chat"], "max_tokens": 100}, "yield": "a"}}
+    other, last = FakeReplica(), FakeReplica()
+    async with scripted.replica, other, last:
+        pools: Any = [
+            {"name": "own", "models": ["m"], "replicas": [scripted.replica.url], "fallback": {"pool": "next"}},
+            {"name": "next", "models": ["n"], "replicas": [other.url], "fallback": {"pool": "last", "model": "dear"}},
+            {"name": "last", "models": ["dear"], "replicas": [last.url]},
+        ]
+        prices: Any = {"m": {"input": 1, "output": 1}, "dear": {"input": 1, "output": 1000}}
+        async with running(pools=pools, prices=prices) as run:
+            body = {"workflow": document(steps), "inputs": {"messages": [USER]}, "limits": {"cost_usd": 0.01}}
+            assert (await run.post(body, "/v1/workflows/plan"))[2]["cost_usd"] > 0.1
+            assert (await run.post(body, RUNS))[2]["incomplete_details"] == {"reason": "cost_usd"}
+    assert scripted.cache.calls == 0
+
+
+async def test_the_tokens_of_the_plan_and_the_worst_price_follow_the_learned_size_of_a_token() -> None:
+    steps = {"a": {"chat": {**CHAT["chat"], "max_tokens": 1}, "yield": "a"}}
+    body = {"workflow": document(steps), "inputs": {"messages": [{"role": "user", "content": "x" * 40_000}]}}
+    async with engine(prices={"m": {"input": 1, "output": 1}}) as (scripted, run):
+        assert (await run.post(body, "/v1/workflows/plan"))[2]["prompt_tokens"] == pytest.approx(10_000, rel=0.01)
+        for _ in range(50):
+            run.gateway.router.scales.learn("m", 20_000, 20_000)
+        plan = (await run.post(body, "/v1/workflows/plan"))[2]
+        assert plan["prompt_tokens"] > 30_000
+        assert plan["cost_usd"] == pytest.approx((plan["prompt_tokens"] + 1) / 1e6)
+        found = (await run.post(body | {"limits": {"cost_usd": 0.02}}, RUNS))[2]
+        assert found["incomplete_details"] == {"reason": "cost_usd"}, "3 bytes for a token would be 0.0134 USD"
+    assert scripted.cache.calls == 0
+
+
+async def test_an_answer_with_half_of_a_character_is_asked_for_again_and_named() -> None:
+    half = b'{"choices": [{"message": {"role": "assistant", "content": "\\ud83d"}, "finish_reason": "stop"}]}'
+    replica = FakeReplica([writes(http(200, half))] * 2)
+    async with replica, running(replica) as run:
+        found = (await run.post({"workflow": ONE, "inputs": {"messages": [USER]}}, RUNS))[2]
+    assert (found["error"]["code"], found["error"]["cause"]) == ("step_failed", {"status": 502, "code": "unreadable_answer"})
+    assert "half of a character" in found["error"]["message"]
+    assert found["steps"][0]["attempts"] == 2
 
 
 async def test_a_value_that_is_too_large_ends_the_run() -> None:

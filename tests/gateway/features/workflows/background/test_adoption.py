@@ -22,6 +22,7 @@ from gateway.features.runs.runs import Runs
 from gateway.features.workflows.background.runs import MAX_ADOPTIONS
 from gateway.features.workflows.background.store import ALIVE_S
 from gateway.features.workflows.feature import WorkflowEndpoint
+from gateway.features.workflows.metrics import WorkflowsMetrics
 from gateway.server.endpoints import clients_runner
 from tests.chaos.stage import Child
 from tests.gateway.conftest import LOGGED, Running, config_over, eventually, running, serving_runner
@@ -77,6 +78,7 @@ async def test_a_shutdown_hands_a_run_over_and_its_first_step_is_not_run_again(t
             told = await following
             found = (await asked(run, "GET", id_))[1]
             assert run.gateway[Runs].places.taken == 0
+            assert run.gateway.metrics.of(WorkflowsMetrics).adoptions.values == {("handed_over",): 1}
     kinds = [f"{kind} {data.get('step') or data.get('name') or ''}".strip() for kind, data in told]
     assert kinds == ["run.resumed", "step.started b", "step.done b", "output.done b", "run.completed"]
     assert (told[0][1]["recorded"], told[0][1]["outputs"]) == (["a"], {"a": "some text"})
@@ -132,6 +134,7 @@ async def test_a_run_that_stops_its_gateways_again_and_again_fails(tmp_path: Pat
             now[0] += ALIVE_S
             failed = await ended(run, id_)
     assert (failed["status"], failed["error"]["code"]) == ("failed", "run_interrupted")
+    assert gateway.metrics.of(WorkflowsMetrics).adoptions.values == {("silent",): 1}
     assert scripted.cache.calls == 1
 
 

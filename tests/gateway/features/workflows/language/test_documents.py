@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.features.workflows.language.compiling import compile_document
+from gateway.features.workflows.language.compiling import JSON, YAML, compile_document, compile_text
 from gateway.features.workflows.language.faults import OVER_LIMITS, TOO_LARGE, UNBOUNDED, DocumentError
 from gateway.features.workflows.language.inputs import read_inputs
 from gateway.features.workflows.language.reading import read_json, read_yaml
@@ -347,7 +347,6 @@ def test_a_wrong_input_is_refused(declared: dict[str, Any], value: Any, why: str
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('{"a": 1, "b": {"c": 1, "c": 2}}', "b.c: the key is given twice"),
         ('{"a": NaN}', "NaN is not a JSON value"),
         ('{"a": 1e999}', "a number is too large"),
         ("{", "not valid JSON"),
@@ -366,7 +365,6 @@ def test_json_that_is_refused(text: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "why"),
     [
-        ("a: 1\nb:\n  c: 1\n  c: 2\n", 4, "b.c: the key is given twice, first in line 3"),
         ("a: &x 1\nb: *x\n", 1, "anchors (&), aliases (*) and tags (!) are not allowed"),
         ("a: !!python/object:os.system x\n", 1, "tags (!) are not allowed"),
         ("a: *b\n", 1, "aliases"),
@@ -383,6 +381,25 @@ def test_yaml_that_is_refused(text: str, line: int, why: str) -> None:
         read_yaml(text)
     assert why in str(error.value)
     assert error.value.faults[0].line == line
+
+
+TWICE = {
+    YAML: "workflow: 1\nname: w\nname: v\nsteps:\n  a: {let: 1}\n  b: {let: '${x}'}\n  a: {let: 2}\n",
+    JSON: '{"workflow": 1, "name": "w", "name": "v", "steps": {"a": {"let": 1}, "b": {"let": "${x}"}, "a": {"let": 2}}}',
+}
+
+
+@pytest.mark.parametrize("form", TWICE)
+def test_keys_that_are_given_twice_are_shown_with_all_other_errors(form: str) -> None:
+    with pytest.raises(DocumentError) as error:
+        compile_text(TWICE[form], form)
+    name, step, other = error.value.faults
+    lines = {YAML: (3, 7, 6), JSON: (0, 0, 0)}[form]
+    assert (name.path, step.path, other.path) == ("name", "steps.a", "steps.b.let")
+    assert (name.line, step.line, other.line) == lines
+    assert name.text.startswith("the key is given twice")
+    with pytest.raises(DocumentError, match="given twice"):
+        compile_text(TWICE[form].replace("${x}", "x"), form)
 
 
 def test_scalars_of_yaml() -> None:

@@ -60,11 +60,30 @@ def test_models_share_nothing_and_connectors_have_no_size() -> None:
     assert estimated(steps) is None
 
 
+def test_all_copies_count_and_their_common_beginning_once() -> None:
+    inner = {"s": {"chat": CHAT}, "t": {"chat": {"from": "s", "append": [message("z" * 40)]}}}
+    one = estimated({"e": {"each": {"in": [1], "as": "i", "steps": inner, "value": 1}}})
+    many = estimated({"e": {"each": {"in": [1] * 50, "as": "i", "steps": inner, "value": 1}}})
+    assert one
+    assert many
+    assert many.prompt_tokens == 50 * one.prompt_tokens
+    own = 11 + MESSAGE_TOKENS  # of `t`; each call computes a token at least
+    assert many.least_tokens == one.least_tokens + 49 * (1 + own)
+
+
+def test_it_is_unknown_for_too_many_pieces_of_prompts() -> None:
+    chain: dict[str, Any] = {}
+    for at in range(60):
+        chain[f"s{at}"] = {"chat": {**({"from": f"s{at - 1}"} if at else {}), "append": [message("x")] * 40}}
+    assert estimated({name: chain[name] for name in list(chain)[:10]})
+    assert estimated(chain) is None
+
+
 def test_it_is_unknown_where_the_inputs_are_too_much_work() -> None:
     nested = ["lower(" * 40 + f"inputs.messages[0].content[{at}:]" + ")" * 40 for at in range(3)]
     steps = {f"s{at}": {"chat": {"append": [message(f"${{{each}}}")]}} for at, each in enumerate(nested)}
     assert estimated(steps)
-    assert estimated(steps, [message("x" * 200_000)]) is None
+    assert estimated(steps, [message("x" * 400_000)]) is None
     same = {f"s{at}": {"chat": {"append": [message(f"${{{nested[0]}}}")]}} for at in range(9)}
-    assert estimated(same, [message("x" * 200_000)]), "one expression is evaluated once"
+    assert estimated(same, [message("x" * 400_000)]), "one expression is evaluated once"
     assert estimated({"a": {"chat": CHAT}}, [message("x" * 1000)] * 2000) is None, "a run would refuse inputs of this size"

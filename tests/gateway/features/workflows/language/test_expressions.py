@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.features.workflows.language.expressions import parse_expression
 from gateway.features.workflows.language.functions import FUNCTIONS
-from gateway.features.workflows.language.operations import ExpressionError, Reference
+from gateway.features.workflows.language.operations import MAX_WORK, ExpressionError, Reference, WorkBudget
 from gateway.features.workflows.language.results import StepResult
 from gateway.features.workflows.language.templates import ValueTemplate, escape, parse_text
 from gateway.features.workflows.language.values import EvaluationError, ValueTooLargeError
@@ -203,6 +203,55 @@ def test_the_canonical_form_is_independent_of_spelling(text: str) -> None:
 def test_large_values_end_an_evaluation(text: str, size: int) -> None:
     with pytest.raises(ValueTooLargeError):
         parse_expression(text).evaluate({"a": "a" * size})
+
+
+def work(text: str, **scope: Any) -> int:
+    """Units of an evaluation."""
+    budget = WorkBudget()
+    parse_expression(text).evaluate(scope, budget)
+    return budget.used
+
+
+@pytest.mark.parametrize("text", ["contains(a, b)", "b in a", "b not in a", "split(a, b)"])
+def test_a_search_is_charged_for_the_text_and_the_piece(text: str) -> None:
+    small = work(text, a="a" * 100_000, b="ab")
+    assert small > 3 * 100_000
+    assert work(text, a="a" * 100_000, b="b" * 100_000) > small + 3 * 90_000
+
+
+SEARCHED = st.text("ab", max_size=12).flatmap(lambda piece: st.integers(1, 60).map(lambda times: piece * times))
+
+
+@given(SEARCHED, st.integers(1, 40), SEARCHED, st.text("ab\0\1", max_size=3))
+def test_searches_are_those_of_python(part: str, times: int, piece: str, end: str) -> None:
+    scope = {"a": part * times + end, "b": piece + end}
+    assert parse_expression("b in a").evaluate(scope) == (scope["b"] in scope["a"])
+    if scope["b"]:
+        assert parse_expression("split(a, b)").evaluate(scope) == scope["a"].split(scope["b"])[:1000]
+
+
+@pytest.mark.parametrize(("text", "found"), [(" " * 500_000 + "x", None), (" " * 500_000 + "12 ", 12), ("1" * 2000, None)])
+def test_a_number_has_a_bounded_length(text: str, found: int | None) -> None:
+    assert parse_expression("number(a)").evaluate({"a": text}) == found
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "[" + ",".join(["[" * 100 + "]" * 100] * 2000) + "]",
+        "{" + ",".join(f'"{at:x}":0' for at in range(100_000)) + "}",
+    ],
+)
+def test_parsing_is_charged_for_the_values_that_it_makes(value: str) -> None:
+    plain = work("parse(a)", a='"' + "x" * len(value) + '"')
+    assert plain < MAX_WORK / 4
+    with pytest.raises(ValueTooLargeError):
+        work(f"len({' + '.join(['parse(a)'] * 4)})", a=value)
+
+
+def test_a_loop_is_charged_for_its_items() -> None:
+    for function in ("sum", "min", "max", "join"):
+        assert work(f"{function}(a)", a=[1] * 10_000) > work(f"{function}(a)", a=[1] * 10) + 10_000 * 100
 
 
 # -- texts

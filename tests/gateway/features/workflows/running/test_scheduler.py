@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.features.workflows.language.faults import DocumentError
+from gateway.features.workflows.language.operations import MAX_WORK
 from gateway.features.workflows.language.plan import MAX_AT_ONCE, RunAllowance, plan_of
 from gateway.features.workflows.language.values import MAX_VALUE_BYTES
 from gateway.features.workflows.language.workflow import Workflow
 from gateway.features.workflows.running.gate import PrefixGate, outline_of
-from gateway.features.workflows.running.messages import GatedEngine, StepFailure
-from gateway.features.workflows.running.scheduler import LOOKS, RunScheduler
+from gateway.features.workflows.running.messages import GatedEngine, ModelAnswer, StepFailure
+from gateway.features.workflows.running.scheduler import TURN_WORK, RunScheduler
+from gateway.features.workflows.running.step_ends import LOOK_WORK
 from tests.support.machines import share_of
 from tests.support.scripted_runs import ScriptedRun
 from tests.support.workflows import workflow_of
@@ -183,7 +185,94 @@ def test_a_run_of_thousands_of_values_is_cut_into_turns() -> None:
         turns += 1
     assert scheduler.status == "completed"
     assert scheduler.outputs["all"] == [i * 1225 for i in range(50)]
-    assert turns > 2500 / LOOKS
+    assert turns > 2500 * LOOK_WORK / TURN_WORK
+
+
+HEAVY = "${len(" + "lower(" * 45 + "inputs.text" + ")" * 45 + ")}"  # most of the work of one step
+TEXT_INPUT = {"inputs": {"text": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        {f"s{at}": {"let": HEAVY} for at in range(12)},
+        {f"s{at}": {"chat": {"append": [{"role": "user", "content": HEAVY}]}} for at in range(12)},
+        {f"s{at}": {"let": 1, "yield": {"as": f"s{at}", "value": HEAVY}} for at in range(12)},
+    ],
+)
+def test_the_work_of_a_turn_is_bounded(steps: dict[str, Any]) -> None:
+    scheduler = RunScheduler(workflow_of(steps, **TEXT_INPUT), {"text": "x" * 300_000}, 10)
+    scheduler.begin(0.0, {})
+    works = list[int]()
+    more, calls = True, 0
+    while more:
+        turn = scheduler.turn()
+        more, calls = turn.more, calls + len(turn.calls)
+        works.append(turn.work)
+    assert scheduler.status == "completed" or calls == 12
+    assert sum(works) > 12 * MAX_WORK / 4
+    assert max(works) < TURN_WORK + MAX_WORK
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"switch": [{"when": HEAVY.replace("len(", "0 == len(")} for _ in range(8)]},
+        {"each": {"in": list(range(8)), "as": "i", "steps": {"b": {"let": 1}}, "value": HEAVY}},
+        {"chat": {"append": [{"role": "user", "content": HEAVY}] * 8}},
+        {"let": 1, "if": HEAVY, "yield": {"as": "a", "value": [HEAVY] * 8}},
+    ],
+)
+def test_the_expressions_of_one_step_are_bounded_together(step: dict[str, Any]) -> None:
+    scheduler = RunScheduler(workflow_of({"a": step}, **TEXT_INPUT), {"text": "x" * 300_000}, 10)
+    scheduler.begin(0.0, {})
+    while scheduler.turn().more:
+        pass
+    assert scheduler.error
+    assert scheduler.error.code == "value_too_large"
+
+
+def test_too_much_work_is_replaced_as_any_other_error() -> None:
+    step = {"let": [HEAVY] * 8, "on_error": {"value": "${inputs.text[:3]}"}, "yield": "a"}
+    scheduler = RunScheduler(workflow_of({"a": step}, **TEXT_INPUT), {"text": "x" * 300_000}, 10)
+    scheduler.begin(0.0, {})
+    while scheduler.turn().more:
+        pass
+    assert scheduler.outputs == {"a": "xxx"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ("[" + ",".join(["[" * 100 + "]" * 100] * 2000) + "]", "value_too_large"),
+        ("[" + ",".join(["1"] * 17_000) + "]", "constraint_unsatisfied"),
+        ("[" + ",".join(["1"] * 16_000) + "]", ""),
+    ],
+)
+def test_the_work_on_an_answer_is_bounded_and_counts(answer: str, code: str) -> None:
+    step = {"chat": {**CHAT["chat"], "output": {"type": "array", "items": {"type": ["integer", "array"]}}}, "retry": {"max": 0}}
+    scheduler = RunScheduler(workflow_of({"a": step}), INPUTS, 10)
+    scheduler.begin(0.0, {})
+    scheduler.turn()
+    judged = scheduler.judged("a", ModelAnswer(answer))
+    assert (judged.code if isinstance(judged, StepFailure) else "") == code
+    scheduler.answered("a", ModelAnswer(answer), 1.0)
+    turn = scheduler.turn()
+    assert (scheduler.error.code if scheduler.error else "") == code
+    if not code:
+        assert turn.work > 16_000 * 1500
+
+
+def test_a_turn_without_work_tells_what_has_happened() -> None:
+    scheduler = RunScheduler(workflow_of({"a": CHAT | {"yield": {"as": "a", "stream": "delta"}}}), INPUTS, 10)
+    scheduler.begin(0.0, {})
+    scheduler.turn()
+    scheduler.streamed("a", "text", 1.0)
+    scheduler.answered("a", ModelAnswer("text"), 2.0)
+    assert [event.kind for event in scheduler.turn(2.0, 0).events] == ["output.delta", "step.done", "output.done"]
+    assert scheduler.status == "running"
+    assert not scheduler.turn(2.0).more
+    assert scheduler.status == "completed"
 
 
 def test_a_kill_reaches_into_blocks_and_takes_their_calls() -> None:
