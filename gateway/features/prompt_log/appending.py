@@ -14,7 +14,7 @@ from gateway.errors import over_budget
 from gateway.features.histories.histories import full
 from gateway.features.histories.records import FoundTurn, StoreFullError
 from gateway.features.prompt_log.base_phase import diverged, log_length
-from gateway.features.prompt_log.bases import base_of, found_turns, log_error, open_calls
+from gateway.features.prompt_log.bases import base_of, found_turns, issuers_of, log_error, open_calls, sealed_issuer
 from gateway.features.prompt_log.header import Wishes, invalid
 from gateway.features.prompt_log.job import appended
 from gateway.features.prompt_log.kept_turn import KeptTurn
@@ -65,6 +65,10 @@ class LogAppender:
         if expected and expect != own.chain:
             raise diverged(length, [*(base.latest() if base else ()), *own.latest])
         kept = KeptTurn(turn, (), own, None, Wishes(keep=True, ttl_s=float(ttl)), self._metrics)
+        issuers = await issuers_of(store, owner_id, own)
+        if len(issuers) > 1:
+            raise sealed_issuer(issuers)
+        kept.issuer = "".join(issuers)
         try:
             row = kept.row(owner_id, self._wall_clock(), AnswerTurn(b"", [], list(own.open)), COMPLETED)
             expires_at = await store.put_turn(row, own.framed, float(ttl))

@@ -14,6 +14,7 @@ from gateway.features.prompt_log.header import invalid, logs_off
 from gateway.features.prompt_log.naming.canonical import NoNameError, canonical
 from gateway.features.prompt_log.naming.forms import FORMS, RESPONSES, LogNames, names_in
 from gateway.features.prompt_log.turns.own_turn import OwnTurn, own_turn
+from gateway.features.prompt_log.turns.seals import shown
 from gateway.features.prompt_log.turns.stored_entries import stored_entries
 
 
@@ -49,13 +50,15 @@ def own_named(body: bytes, form: str, chain: bytes, bases: Sequence[Sequence[str
 
 
 def entries(joined: bytes, form: str, sizes: Sequence[int], first: int, limit: int) -> tuple[tuple[bytes, list[bytes]], ...]:
-    """A page of the entries of a log: each in its canonical form, and its elements. joined: pieces of these sizes."""
+    """A page of the entries of a log: each in its canonical form, and its elements without the bytes of sealed parts. joined:
+    pieces of these sizes.
+    """
     pieces, at = list[bytes](), 0
     for size in sizes:
         pieces.append(joined[at : at + size])
         at += size
     page = islice(stored_entries(pieces, form), first, first + limit)
-    return tuple((canonical(each.entry), each.elements) for each in page)
+    return tuple((canonical(each.entry), shown(each.elements) if "sealed" in each.entry else each.elements) for each in page)
 
 
 def appended(body: bytes) -> tuple[str, str, str, int, int, int]:
