@@ -34,12 +34,19 @@ from gateway.database.columns import (
 )
 from gateway.database.tables import Tables
 
-VERSION: Final = 4
+VERSION: Final = 5
 
 schema: Final = MetaData()
 versions: Final = version_table("warmroute_schema", schema)
 
-_NAMED: Final = text("head <> ''"), text("input_head <> ''")  # rows in the indexes of heads; ordinary responses have no head
+# Rows in the indexes of heads, frames and refs; ordinary responses and conversations have none.
+_NAMED: Final = {name: text(f"{name} <> ''") for name in ("head", "input_head", "frame")}
+
+
+def _named(index: str, name: str, *columns: str) -> Index:
+    """An index of the rows with a name."""
+    return Index(index, *columns, sqlite_where=_NAMED[name], postgresql_where=_NAMED[name])
+
 
 # Times are Unix seconds. root: the first response of its tree; a tree expires as a whole. turns, size: of the history up to
 # this response, in responses and bytes. emptied: it has expired, and its content was removed.
@@ -66,8 +73,9 @@ responses: Final = Table(
     *added_blobs("digests", "open"),
     Index("warmroute_responses_by_root", "owner", "root", "expires_at"),
     Index("warmroute_responses_by_expiry", "emptied", "expires_at"),
-    Index("warmroute_responses_by_head", "owner", "head", sqlite_where=_NAMED[0], postgresql_where=_NAMED[0]),
-    Index("warmroute_responses_by_input_head", "owner", "input_head", sqlite_where=_NAMED[1], postgresql_where=_NAMED[1]),
+    _named("warmroute_responses_by_head", "head", "owner", "head"),
+    _named("warmroute_responses_by_input_head", "input_head", "owner", "input_head"),
+    _named("warmroute_responses_by_frame", "frame", "owner", "frame"),
 )
 
 # Frames of prompt logs, in the form of a dialect: members of a body. A frame lives as long as the last turn stored with it.
@@ -80,6 +88,7 @@ frames: Final = Table(
     Index("warmroute_frames_by_expiry", "expires_at"),
 )
 
+# head: of a ref, a name of a log that can be moved, with the id `ref:NAME`; "": the row is a conversation.
 conversations: Final = Table(
     "warmroute_conversations",
     schema,
@@ -87,6 +96,8 @@ conversations: Final = Table(
     *floats("created_at", "expires_at"),
     *small_integers("emptied"),
     *blobs("metadata"),
+    *added_texts("head"),
+    _named("warmroute_conversations_refs", "head", "owner"),
     Index("warmroute_conversations_by_expiry", "emptied", "expires_at"),
 )
 
@@ -146,5 +157,10 @@ def _from_version_3(connection: Connection) -> None:
     add_missing(connection, responses)
 
 
-_MIGRATIONS: Final = {1: _from_version_1, 2: _from_version_2, 3: _from_version_3}
+def _from_version_4(connection: Connection) -> None:
+    """Adds the column of refs. O(1)."""
+    add_missing(connection, conversations)
+
+
+_MIGRATIONS: Final = {1: _from_version_1, 2: _from_version_2, 3: _from_version_3, 4: _from_version_4}
 TABLES: Final = Tables("state.url", "responses", schema, versions, VERSION, _MIGRATIONS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gateway.core import Core
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.prompt_log import appending, log_api, naming_phase, own_turns
@@ -12,9 +14,13 @@ from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming_phase import NamingPhase
 from gateway.request.extensions import Answerer, Preparer
 
+TABLES: Final = ("gateway.features.prompt_log.once.tables",)  # imported in a thread, with the libraries of databases
+
 
 def install(core: Core) -> None:
     store, metrics = core.part(LazyStore), core.metrics.of(PromptLogMetrics)
+    if store is not None:
+        store.tables += TABLES
     base = BasePhase(core.live, core.parsing, store, metrics)
     naming = NamingPhase(core.parsing, store, metrics, core.wall_clock)
     core.parsing.process.operations[own_turns.OPERATION] = "gateway.features.prompt_log.job:own"

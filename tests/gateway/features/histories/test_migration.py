@@ -1,15 +1,16 @@
-"""A database of version 3 gets the columns of prompt logs, with its data, while a gateway of that release writes to it."""
+"""Databases of versions 3 and 4 are migrated, with their data, while a gateway of the release before writes to them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, insert, select, text
 
 from gateway.database.database import Database
 from gateway.database.tables import Tables
 from gateway.features.histories import tables
 from gateway.features.histories.records import NO_NAMES
+from gateway.features.prompt_log.once.tables import once
 from tests.gateway.features.histories.conftest import Clock, opened, response
 from tests.gateway.features.histories.test_turns import turn
 
@@ -32,17 +33,39 @@ def row(id_: str, parent: str = "", **more: Any) -> dict[str, Any]:
     return {**written, **tree, "expires_at": 1_000_900.0, **more}
 
 
+# The statements of version 4.
+_CREATE_4 = """CREATE TABLE warmroute_conversations (owner VARCHAR NOT NULL, id VARCHAR NOT NULL, created_at FLOAT NOT NULL,
+ expires_at FLOAT NOT NULL, emptied INTEGER NOT NULL, metadata {bytes} NOT NULL, PRIMARY KEY (owner, id))"""
+_CONVERSATION = """INSERT INTO warmroute_conversations (owner, id, created_at, expires_at, emptied, metadata)
+ VALUES ('o', :id, 5.0, 1000900.0, 0, :metadata)"""
+_TURN = """INSERT INTO warmroute_responses (owner, id, parent, root, conversation, created_at, expires_at, status, turns, size,
+ emptied, input, output, response, head, input_head, form, frame, after_input, issuer, digests, open) VALUES ('o', :id, '', :id,
+ '', 5.0, 1000900.0, 'completed', 1, 5, 0, :none, :none, :none, 'pl1_a', 'pl1_b', 'chat', 'pf1_c', 0, '', :none, NULL)"""
+
+
+def version_4(connection: Connection) -> None:
+    """The tables of conversations, of frames and of tokens as the release before has left them."""
+    connection.execute(text("DROP TABLE warmroute_conversations"))
+    connection.execute(text("DROP TABLE warmroute_once"))
+    connection.execute(text("DROP INDEX IF EXISTS warmroute_responses_by_frame"))
+    kind = "BLOB" if connection.dialect.name == "sqlite" else "BYTEA"
+    connection.execute(text(_CREATE_4.format(bytes=kind)))
+    connection.execute(text("UPDATE warmroute_schema SET version = 4"))
+    connection.execute(text(_CONVERSATION), {"id": "conv_1", "metadata": b"{}"})
+
+
 def version_3(connection: Connection) -> None:
     """The database as the release before has left it."""
     for statement in ("DROP TABLE warmroute_frames", "DROP TABLE warmroute_responses"):
         connection.execute(text(statement))
+    version_4(connection)
     kind = "BLOB" if connection.dialect.name == "sqlite" else "BYTEA"
     connection.execute(text(_CREATE.format(bytes=kind)))
     connection.execute(text("UPDATE warmroute_schema SET version = 3"))
     connection.execute(text(_ADD), [row("a"), row("b", "a")])
 
 
-async def test_a_database_of_the_version_before_is_migrated_while_its_gateway_writes(url: str) -> None:
+async def test_a_database_of_version_3_is_migrated_while_its_gateway_writes(url: str) -> None:
     clock = Clock()
     before = Database(url, Tables("state.url", "responses", tables.schema, tables.versions, tables.VERSION))
     await before.open()
@@ -58,8 +81,39 @@ async def test_a_database_of_the_version_before_is_migrated_while_its_gateway_wr
             assert [each.id for each in await store.turns_at("o", "pl1_t")] == ["t"]
             assert (await store.get("o", "c")).log == NO_NAMES
             clock.now = expires_at + 1
-            assert await store.purge() == 4  # three responses, beside the emptied one, and a frame
+            assert await store.purge() == 5  # three responses, beside the emptied one, a conversation and a frame
     finally:
         await before.close()
     async with opened(url, clock) as store:  # a second start finds the tables complete
         assert await store.purge() == 0
+
+
+async def test_a_database_of_version_4_is_migrated_while_its_gateway_writes(url: str) -> None:
+    clock = Clock()
+    before = Database(url, Tables("state.url", "responses", tables.schema, tables.versions, tables.VERSION))
+    await before.open()
+    try:
+        await before.write(version_4)
+        async with opened(url, clock) as store:
+            later = {"id": "conv_2", "metadata": b'{"a":"b"}'}
+            await before.write(lambda connection: connection.execute(text(_CONVERSATION), later))
+            await before.write(lambda connection: connection.execute(text(_TURN), {"id": "turn_1", "none": b""}))
+            assert (await store.conversation("o", "conv_1")).metadata == b"{}"
+            assert (await store.conversation("o", "conv_2")).metadata == b'{"a":"b"}'
+            assert [each.id for each in await store.turns_at("o", "pl1_a")] == ["turn_1"]
+            token = {
+                "owner": "o",
+                "token": "t",
+                "digest": "d",
+                "runner": "r",
+                "alive_until": 1.0,
+                "turn": "",
+                "expires_at": 2.0,
+            }
+            await store.database.write(lambda connection: connection.execute(insert(once).values(token)))
+            found = await before.read(lambda connection: connection.execute(select(once)).one())
+            assert dict(found._mapping) == token
+            heads = select(tables.conversations.c.head)
+            assert await before.read(lambda connection: connection.execute(heads).scalars().all()) == ["", ""]
+    finally:
+        await before.close()

@@ -1,0 +1,1 @@
+"""Generations that belong to a token of their client, and not to its connection."""
