@@ -335,7 +335,7 @@ class Attempts:
         such a pool, and budget for it.
         """
         attempts = exchange.attempts
-        if exchange.api.refers or _nobody_can(exchange) or (attempts.sent and not call.repeatable):
+        if exchange.api.refers or exchange.binding or _nobody_can(exchange) or (attempts.sent and not call.repeatable):
             return False
         if refusal and refusal.status == LOOP_DETECTED:  # the request's way is the cause, not the pool
             return False

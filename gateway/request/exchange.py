@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from gateway.accounting.consumed import Consumption, Prediction, consumed
@@ -174,6 +175,21 @@ class AnswerTap:
         raise NotImplementedError
 
 
+class PoolBinding:
+    """The only pool that may serve a request: no fallback takes it. refusal: makes the error if the request's model leads to
+    another pool.
+    """
+
+    __slots__ = ("pool", "refusal")
+
+    def __init__(self, pool: str, refusal: Callable[[], GatewayError]) -> None:
+        self.pool = pool
+        self.refusal = refusal
+
+    def __repr__(self) -> str:
+        return f"<PoolBinding to {self.pool}>"
+
+
 class RewrittenRequest:
     """The request in another dialect, for all replicas that need it. answers: reads their answers."""
 
@@ -192,6 +208,7 @@ class Exchange:
     for engines, if tenants are isolated; else empty. rewritten: the request in another dialect, once a replica needed it.
     answers: reads the answer of the current replica: `dialect`, or set by its form (`forms.py`). edited: the editor of that
     answer, or None. assembly: assembles the answer as a value, or None. head_lines: of features, for the head of the answer.
+    binding: of a feature, to one pool, or None.
     """
 
     __slots__ = (
@@ -201,6 +218,7 @@ class Exchange:
         "api",
         "assembly",
         "attempts",
+        "binding",
         "booked",
         "booking",
         "caller",
@@ -239,6 +257,7 @@ class Exchange:
         self.rewritten: RewrittenRequest | None = None
         self.edited: AnswerEditor | None = None
         self.assembly: AnswerAssembly | None = None
+        self.binding: PoolBinding | None = None
         self._copied = False  # a changed copy of the body is charged
         self._judged: tuple[Usage, Usage | None] | None = None  # the usage as reported, and as far as it is believed
 

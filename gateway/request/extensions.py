@@ -92,6 +92,12 @@ class FallbackRoute:
         """
         raise NotImplementedError
 
+    async def within(self, exchange: Exchange, target: Target, pool: str) -> Target | None:
+        """The target in this pool, which is a fallback of the target's pool, or of that one's fallback; the request then names
+        its model. None: there is no such fallback, or the request cannot be renamed. Raises GatewayError.
+        """
+        raise NotImplementedError
+
     def taker(self, target: Target) -> Target:
         """The target that would take a request now instead of `target`."""
         raise NotImplementedError

@@ -31,6 +31,18 @@ def next_pool(fleet: Fleet, target: Target, passed: Iterable[str], now: float, *
     return None if well else doubtful
 
 
+def chained(fleet: Fleet, target: Target, pool: str) -> Target | None:
+    """The target in a pool of the chain after this one; None: the chain does not have the pool. O(length of the chain)."""
+    seen, here = {target.pool}, target
+    while (fallback := here.fallback) is not None and fallback.pool not in seen:
+        further = fleet.target_in(fallback.pool, fallback.model or here.model, fallback.model or here.label)
+        if further is None or further.pool == pool:
+            return further
+        seen.add(further.pool)
+        here = further
+    return None
+
+
 def foreseen(fleet: Fleet, target: Target, now: float) -> tuple[str, Target]:
     """(path, target): the pool that would serve a request now, and the path to it ("big -> small"; "": the target's own
     pool).

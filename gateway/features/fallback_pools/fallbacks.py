@@ -15,7 +15,7 @@ from typing import Final
 
 from gateway.config.live import Live
 from gateway.errors import GatewayError, no_replica
-from gateway.features.fallback_pools.chain import foreseen, next_pool
+from gateway.features.fallback_pools.chain import chained, foreseen, next_pool
 from gateway.features.fallback_pools.metrics import FallbackMetrics
 from gateway.features.fallback_pools.renaming import rename
 from gateway.fleet.directory import Fleet, Target
@@ -66,7 +66,7 @@ class Fallbacks(FallbackRoute):
         is the answer.
         """
         api, record, reason = exchange.api, exchange.record, _REASONS.get(failed.code)
-        if reason is None or api.refers or _STAYS.get(record):
+        if reason is None or api.refers or exchange.binding or _STAYS.get(record):
             return None
         target = self._current(exchange)
         if target is None or target.fallback is None:
@@ -91,6 +91,15 @@ class Fallbacks(FallbackRoute):
     async def foreseen(self, exchange: Exchange, target: Target) -> tuple[str, Target]:
         way, next_target = foreseen(self._fleet, target, self._clock())
         return (way, next_target) if await self._set_model(exchange, next_target) else ("", target)
+
+    async def within(self, exchange: Exchange, target: Target, pool: str) -> Target | None:
+        model, subject = exchange.api.model, exchange.record.subject
+        found = chained(self._fleet, target, pool)
+        if found is None or not await self._set_model(exchange, found):
+            return None
+        if model != found.model:
+            subject.alias = subject.alias or model
+        return found
 
     def taker(self, target: Target) -> Target:
         return foreseen(self._fleet, target, self._clock())[1]

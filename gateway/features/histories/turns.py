@@ -88,6 +88,14 @@ class TurnStore(RefStore):
             raise UnknownObjectError("")
         return [FoundTurn(row.id, row.form, bool(row.at_input), _open(row), row.expires_at) for row in alive]
 
+    async def issuers_at(self, owner: str, heads: Sequence[str]) -> frozenset[str]:
+        """The issuers of the turns with these heads."""
+
+        def work(connection: Connection) -> Sequence[str]:
+            return connection.execute(_ISSUERS, {"owner": owner, "heads": list(heads)}).scalars().all()
+
+        return frozenset(await self._database.read(work))
+
     async def going_on(self, owner: str, head: str, turns: Sequence[FoundTurn]) -> Sequence[NextTurn]:
         """The turns with an answer to the log with this head, and the turns that go on from it, the newest first. turns: at
         this head.
@@ -219,6 +227,16 @@ def _at() -> Any:
 
 
 _AT: Final = _at()
+_ISSUERS: Final = (
+    select(responses.c.issuer)
+    .distinct()
+    .where(
+        responses.c.owner == bindparam("owner"),
+        responses.c.head != "",
+        responses.c.head.in_(bindparam("heads", expanding=True)),
+        responses.c.issuer != "",
+    )
+)
 _NEXT: Final = _next()
 _ITS_EXPIRY: Final = select(responses.c.expires_at).where(
     responses.c.owner == bindparam("owner"), responses.c.id == bindparam("id")

@@ -17,7 +17,16 @@ from gateway.database.failures import StoreError, StoreFailed
 from gateway.features.histories.histories import full
 from gateway.features.histories.records import FoundTurn, RefMove, StoreFullError
 from gateway.features.prompt_log.base_phase import log_length
-from gateway.features.prompt_log.bases import HISTORY_SHARE, Base, base_of, found_turns, log_error, open_calls
+from gateway.features.prompt_log.bases import (
+    HISTORY_SHARE,
+    Base,
+    base_of,
+    found_turns,
+    issuers_of,
+    log_error,
+    open_calls,
+    sealed_issuer,
+)
 from gateway.features.prompt_log.divergence import Divergence, diverged
 from gateway.features.prompt_log.header import Wishes, invalid
 from gateway.features.prompt_log.job import AppendRequest, appended
@@ -79,6 +88,10 @@ class LogAppender:
             )
             raise diverged(length, [*base.latest(), *own.latest], difference)
         kept = KeptTurn(turn, (), own, None, Wishes(keep=True, ttl_s=float(asked.ttl)), self._metrics)
+        issuers = await issuers_of(store, owner_id, own)
+        if len(issuers) > 1:
+            raise sealed_issuer(issuers)
+        kept.issuer = "".join(issuers)
         move = RefMove(asked.ref, head_name(chain)) if asked.ref else None
         try:
             row = kept.row(owner_id, self._wall_clock(), AnswerTurn(b"", [], list(own.open)), COMPLETED)

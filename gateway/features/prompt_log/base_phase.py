@@ -23,13 +23,16 @@ from gateway.features.histories.records import FoundTurn, RefMove
 from gateway.features.histories.whole import WholeBodies
 from gateway.features.prompt_log.bases import (
     HISTORY_SHARE,
+    SEALED_ISSUER,
     Base,
     base_of,
     found_turns,
     frame_of,
+    issuers_of,
     log_error,
     not_answering,
     open_calls,
+    sealed_issuer,
 )
 from gateway.features.prompt_log.divergence import Divergence, diverged
 from gateway.features.prompt_log.header import HEADER, Wishes, invalid, logs_off, wishes_of
@@ -44,7 +47,7 @@ from gateway.features.prompt_log.turns.joining import frame_edits, joined
 from gateway.features.prompt_log.turns.own_turn import OwnTurn
 from gateway.parser.parsing import Parsing, edited
 from gateway.request.client import ClientReply, InternalRequest
-from gateway.request.exchange import Exchange
+from gateway.request.exchange import Exchange, PoolBinding
 from gateway.request.owner import owner
 from gateway.server.http.request_head import HeaderFields
 
@@ -144,6 +147,9 @@ class BasePhase:
         own = await self._own_turns.of(body, form, chain, bases, lease, named=bool(wishes.frame))
         turn = found[own.base] if found else FoundTurn("", form, at_input=False, open=b"[]")
         base = await base_of(store, owner_id, turn, self._max_bytes) if found else Base([], b"")
+        issuers = base.issuers | await issuers_of(store, owner_id, own)
+        if issuers:
+            exchange.binding = self._binding(issuers)
         length = log_length(base.digests, own.digests)
         if wishes.expect is not None and wishes.expect != own.chain:
             received = Base([*base.before, own.stored], base.digests + own.digests)
@@ -187,6 +193,17 @@ class BasePhase:
         elif edits:
             exchange.api = await self._whole.parsed(exchange, api)
         return kept
+
+    def _binding(self, issuers: frozenset[str]) -> PoolBinding:
+        """Binds a request to the pool that can read its sealed parts. Raises GatewayError 409 if that takes several."""
+
+        def refusal() -> GatewayError:
+            self._metrics.refused.add((SEALED_ISSUER,))
+            return sealed_issuer(issuers)
+
+        if len(issuers) > 1:
+            raise sealed_issuer(issuers)
+        return PoolBinding(next(iter(issuers)), refusal)
 
     async def _chain(self, exchange: Exchange, request: LogRequest) -> bytes:
         """The chain of the base; that of the empty log without one. Raises GatewayError 400."""

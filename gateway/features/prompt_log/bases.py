@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
@@ -20,19 +20,25 @@ from gateway.features.histories.records import (
 )
 from gateway.features.prompt_log.naming.chain import DIGEST, chains_of, head_name
 from gateway.features.prompt_log.naming.forms import LATEST
+from gateway.features.prompt_log.turns.own_turn import OwnTurn
+from gateway.features.prompt_log.turns.seals import may_have_seals
 
 if TYPE_CHECKING:
     from gateway.features.histories.turns import TurnStore
 
+SEALED_ISSUER: Final = "sealed_issuer"
 HISTORY_SHARE: Final = 0.9  # of the largest body, which leaves room for the own turns
 _NONE: Final = "It was not kept, was deleted, or belongs to other credentials. Send the whole conversation, with keep."
 
 
 class Base(NamedTuple):
-    """A base as it is stored. before: its elements, in pieces. digests: of its entries."""
+    """A base as it is stored. before: its elements, in pieces. digests: of its entries. issuers: the pools that have made its
+    sealed parts.
+    """
 
     before: list[bytes]
     digests: bytes
+    issuers: frozenset[str] = frozenset()
 
     @property
     def length(self) -> int:
@@ -81,12 +87,14 @@ async def base_of(store: TurnStore, owner: str, turn: FoundTurn, max_bytes: int)
         raise log_error(413, "history_too_large", text) from None
     except StoreFailed as failure:
         raise not_answering(failure) from None
-    before, digests = list[bytes](), list[bytes]()
+    before, digests, issuers = list[bytes](), list[bytes](), set[str]()
     for at, row in enumerate(rows):
         at_input = rows[at + 1].log.after_input if at + 1 < len(rows) else turn.at_input
         before += [row.input, b"" if at_input else row.output]
         digests.append(_input_digests(row, b"".join(digests)) if at_input else row.log.digests)
-    return Base(before, b"".join(digests))
+        if row.log.issuer and (not at_input or may_have_seals(row.input)):
+            issuers.add(row.log.issuer)
+    return Base(before, b"".join(digests), frozenset(issuers))
 
 
 async def frame_of(store: TurnStore, owner: str, name: str, form: str) -> bytes:
@@ -98,6 +106,25 @@ async def frame_of(store: TurnStore, owner: str, name: str, form: str) -> bytes:
         raise log_error(404, "prompt_frame_not_found", text, "frame") from None
     except StoreFailed as failure:
         raise not_answering(failure) from None
+
+
+async def issuers_of(store: TurnStore, owner: str, own: OwnTurn) -> frozenset[str]:
+    """The pools that have made the sealed parts of a request's own turns, as far as these are kept here. Raises GatewayError
+    503.
+    """
+    if not own.sealed:
+        return frozenset()
+    try:
+        return await store.issuers_at(owner, [head_name(chain) for chain in own.sealed])
+    except StoreFailed as failure:
+        raise not_answering(failure) from None
+
+
+def sealed_issuer(issuers: Iterable[str]) -> GatewayError:
+    """The error for sealed parts that the request's pool cannot read."""
+    names = ", ".join(sorted(issuers))
+    text = f"The log has sealed parts of {names}, which no other pool can read. Ask for a model of that pool."
+    return log_error(409, SEALED_ISSUER, text, "model", issuer=names)
 
 
 def open_calls(turn: FoundTurn) -> list[str]:

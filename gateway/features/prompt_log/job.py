@@ -19,6 +19,7 @@ from gateway.features.prompt_log.naming.entries import OpenCalls
 from gateway.features.prompt_log.naming.forms import FORMS, RESPONSES, LogNames, names_in
 from gateway.features.prompt_log.naming.responses import item_entries
 from gateway.features.prompt_log.turns.own_turn import OwnTurn, own_turn
+from gateway.features.prompt_log.turns.seals import shown
 from gateway.features.prompt_log.turns.stored_entries import StoredEntry, stored_entries
 
 
@@ -56,11 +57,11 @@ def own_named(body: bytes, form: str, chain: bytes, bases: Sequence[Sequence[str
 def entries(
     joined: bytes, form: str, sizes: Sequence[int], length: int, first: int, limit: int
 ) -> tuple[tuple[bytes, list[bytes]], ...]:
-    """A page of the entries of a log: each in its canonical form, and its elements. joined: pieces of these sizes. length: of
-    the log.
+    """A page of the entries of a log: each in its canonical form, and its elements without the bytes of sealed parts. joined:
+    pieces of these sizes. length: of the log.
     """
     page = islice(_log_entries(_divided(joined, sizes), form, length), first, first + limit)
-    return tuple((canonical(each.entry), each.elements) for each in page)
+    return tuple((canonical(each.entry), shown(each.elements) if "sealed" in each.entry else each.elements) for each in page)
 
 
 def sealed_parts(joined: bytes, form: str, sizes: Sequence[int], length: int) -> tuple[dict[str, Any], ...]:

@@ -36,8 +36,8 @@ log = logging.getLogger("warmroute.state")
 
 class KeptTurn(LogTurn):
     """A turn with its names. base: an empty id: none. own: what the request adds. own_bytes: as in `LogTurn.own`. issuer: the
-    name of the pool that answers. answered: the answer of a stream of Responses, as its events have it. metrics: count the
-    result.
+    name of the pool that answers, which reads the sealed parts. answered: the answer of a stream of Responses, as its events
+    have it. metrics: count the result.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class KeptTurn(LogTurn):
             form=self.form,
             frame=self.frame,
             after_input=self._after_input,
-            issuer=self.issuer if _has_sealed(answer.entries) else "",
+            issuer=self.issuer if self.own_turn.sealed or _has_sealed(answer.entries) else "",
             digests=own.digests + digests,
             open=open_,
         )

@@ -84,6 +84,7 @@ class LogTap(AnswerTap):
 
     async def ended(self, reader: StreamReader) -> bytes:
         assert isinstance(reader, LogReader)
+        self._set_issuer()
         if self._keeper is None:
             assert self._inner is not None
             if self._turn is not None:
@@ -94,6 +95,7 @@ class LogTap(AnswerTap):
         return reader.ending()
 
     async def whole(self, body: bytes) -> bytes:
+        self._set_issuer()
         answer = self._answer
         if self._keeper is not None:
             await self._keep(answer, lambda open_: plain_answer(body, self._form, open_))
@@ -106,6 +108,10 @@ class LogTap(AnswerTap):
                 pass  # the answer's header has the names of the input only
         return client_body
 
+    def _set_issuer(self) -> None:
+        if self._turn is not None:
+            self._turn.issuer = self._exchange.target.pool
+
     async def _keep(self, answer: FinishedAnswer | None, turn_of: Callable[[tuple[str, ...]], AnswerTurn]) -> None:
         """Keeps the turn with a whole answer, if it has a name. turn_of: the answer after these open calls."""
         turn, keeper = self._turn, self._keeper
@@ -117,7 +123,6 @@ class LogTap(AnswerTap):
         try:
             found = turn_of(turn.own_turn.open)
             self._entries = found.entries
-            turn.issuer = self._exchange.target.pool
             await keeper.keep(turn, found, INCOMPLETE if answer.finish_reason == LENGTH else COMPLETED)
         except NoNameError:
             turn.ended("unfit")

@@ -11,7 +11,7 @@ from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.table import BATCHES, OTHER_ENDPOINT, generates
 from gateway.errors import GatewayError, named_model
 from gateway.fleet.directory import Fleet, Target
-from gateway.request.exchange import Exchange
+from gateway.request.exchange import Exchange, PoolBinding
 from gateway.request.extensions import Extensions
 from gateway.request.notes import ADMIT
 from gateway.request.phases.scopes import prompt_of
@@ -47,7 +47,10 @@ class AdmitPhase:
             listed = record.subject.endpoint not in _UNLISTED and "%" not in record.path
             grant.require_endpoint(record.path, listed=listed, metered=metered)
             grant.require_model(api.model)
-        target = exchange.target = self._fleet.renewed(further) if further else self._target(api, grant)
+        target = self._fleet.renewed(further) if further else self._target(api, grant)
+        if exchange.binding is not None:
+            target = await self._bound(exchange, target, exchange.binding)
+        exchange.target = target
         record.subject.label = target.label
         extensions = self._extensions
         if further is None:
@@ -59,7 +62,7 @@ class AdmitPhase:
                 for upgrade in extensions.upgrading:
                     upgrade(exchange)
         target.require()
-        if target.fallback is not None and extensions.fallback is not None and not api.refers:
+        if target.fallback is not None and extensions.fallback is not None and not (api.refers or exchange.binding):
             extensions.fallback.require_well(exchange)
         exchange.permit = target.admission.try_admit()
         if exchange.permit is not None:
@@ -81,6 +84,22 @@ class AdmitPhase:
                 raise
             text = f"{named_model(api.model, api.alias)} does not exist here."
             raise GatewayError(NOT_FOUND, error.code, text, param="model") from None
+
+    async def _bound(self, exchange: Exchange, target: Target, binding: PoolBinding) -> Target:
+        """The target in the only pool that may serve the request: its model's own pool, or one of that pool's fallbacks.
+
+        Raises GatewayError.
+        """
+        fallback = self._extensions.fallback
+        found: Target | None = None
+        if target.pool == binding.pool:
+            found = self._fleet.target_in(target.pool, target.model, target.label)  # so that no reload leads to another pool
+        elif fallback is not None:
+            found = await fallback.within(exchange, target, binding.pool)
+        if found is None:
+            raise binding.refusal()
+        exchange.record.subject.model = exchange.api.model
+        return found
 
     async def _queue(self, exchange: Exchange, most: int | None) -> Permit:
         """Wait for a slot. most: the highest allowed priority. Raises GatewayError 400 or 429."""

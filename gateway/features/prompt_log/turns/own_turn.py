@@ -38,7 +38,7 @@ class OwnTurn:
     of the frame (JSON); b"": an empty frame, or a frame given by its name. stored: the own elements, JSON joined by
     commas, without cache markers. begin, end: of the own elements in the body. leading: the elements in the frame, JSON joined
     by commas. chain: after its entries; latest: the chains after the last LATEST of them. digests: of its entries. open: ids of
-    the calls without a result after it.
+    the calls without a result after it. sealed: the chains after its last LATEST entries with sealed parts.
     """
 
     base: int
@@ -52,6 +52,7 @@ class OwnTurn:
     latest: tuple[bytes, ...]
     digests: bytes
     open: tuple[str, ...]
+    sealed: tuple[bytes, ...] = ()
 
     def sent(self, body: bytes) -> bytes:
         """The own elements as they are in the body, JSON joined by commas."""
@@ -76,18 +77,20 @@ def own_turn(body: bytes, form: str, chain: bytes, bases: Sequence[Sequence[str]
     base = _best(_results(found, form), bases)
     calls = OpenCalls(bases[base] if bases else ())
     log = FORMS[form](found, calls, named=named)
-    digests, latest = list[bytes](), deque[bytes](maxlen=LATEST)
+    digests, latest, sealed = list[bytes](), deque[bytes](maxlen=LATEST), deque[bytes](maxlen=LATEST)
     for entry in log.entries:
         digests.append(digest_of(entry))
         chain = linked(chain, digests[-1])
         latest.append(chain)
+        if "sealed" in entry:
+            sealed.append(chain)
     members = read_object(body)
     begin, end, leading = _elements(members, LISTS[form], log.leading)
     stored = _stored(body[begin:end], form)
     framed = _framed(members, form, leading, found) if log.frame else b""
     return OwnTurn(
         *(base, frame_name(log.frame), framed, stored, begin, end, leading),
-        *(chain, tuple(latest), b"".join(digests), tuple(calls.ids)),
+        *(chain, tuple(latest), b"".join(digests), tuple(calls.ids), tuple(sealed)),
     )
 
 
