@@ -96,11 +96,21 @@ def _scaled(tokens: int, history: int) -> int:
     return max(1, tokens * history // HISTORY)
 
 
-def programs(folder: Path) -> Iterator[Program]:
-    """The scenarios of all programs of a folder; of those with timings only the first for each set of answers."""
+def _bounded(value: Any, most: int) -> Any:
+    """A document whose members `max_tokens` are at most so large."""
+    if isinstance(value, dict):
+        return {key: min(each, most) if key == "max_tokens" else _bounded(each, most) for key, each in value.items()}
+    return [_bounded(each, most) for each in value] if isinstance(value, list) else value
+
+
+def programs(folder: Path, max_tokens: int) -> Iterator[Program]:
+    """The scenarios of all programs of a folder; of those with timings only the first for each set of answers.
+
+    max_tokens: of an answer, at most.
+    """
     for path in sorted(folder.glob("*.expected.yaml")):
         name = path.name.removesuffix(".expected.yaml")
-        document = yaml.safe_load((folder / f"{name}.yaml").read_text("utf-8"))
+        document = _bounded(yaml.safe_load((folder / f"{name}.yaml").read_text("utf-8")), max_tokens)
         seen: list[Any] = []
         for each in yaml.safe_load(path.read_text("utf-8"))["scenarios"]:
             if each["answers"] not in seen:
