@@ -7,7 +7,7 @@ and `router.follower` keep several routers in step. Everything else is private t
 from router.booking import Booking
 from router.index.blocks import seed, text_keys, token_keys
 from router.learning.promises import HELD
-from router.learning.scales import DEFAULT_UNITS_PER_TOKEN
+from router.learning.scales import DEFAULT_UNITS_PER_TOKEN, TEMPLATE_TOKENS
 from router.learning.sessions import session_key
 from router.policies.table import POLICIES
 from router.router import Router
@@ -17,6 +17,7 @@ __all__ = [
     "DEFAULT_UNITS_PER_TOKEN",
     "HELD",
     "POLICIES",
+    "TEMPLATE_TOKENS",
     "Booking",
     "Candidate",
     "Cost",

@@ -36,7 +36,9 @@ class ApiRequest:
     "". alias: the client's name for the model, "" if that was the model's own. refers: the id of a stored object that the
     request continues, or "". references: some input items are ids of stored items. keeps: the answer is a stored object itself.
     size: bytes or token ids to be computed if they are more than the prompt (a batch), or to be counted only; else 0. answers:
-    number of answers. output: the most tokens of each, 0: no limit. outline: of the prompt, () unless a feature needs it.
+    number of answers. textual: the prompt is text, with at most a token for each byte of the body, apart from the template;
+    False: it may have images, sounds, files, parts of unknown types. output: the most tokens of each, 0: no limit. outline: of
+    the prompt, () unless a feature needs it.
     """
 
     __slots__ = (
@@ -66,6 +68,7 @@ class ApiRequest:
         "stores",
         "stream",
         "strip_usage",
+        "textual",
     )
 
     def __init__(
@@ -89,6 +92,7 @@ class ApiRequest:
         self.made: Prompt | None = None
         self.stores: bool | None = None
         self.countable = True
+        self.textual = False
         self.harmless = False
         self.session = ""
         self.breakpoints: tuple[tuple[int, int], ...] = ()

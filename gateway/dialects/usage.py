@@ -43,14 +43,17 @@ class Usage:
         return f"Usage{self._fields()}"
 
 
-def bounded(usage: Usage, context: int | None, answers: int, output: int, *, turns: bool) -> Usage | None:
+def bounded(
+    usage: Usage, context: int | None, answers: int, output: int, *, turns: bool, prompt: int | None = None
+) -> Usage | None:
     """The counts that a request can have used: `usage` itself; without tokens of the answer if it cannot have so many; None if
     the prompt cannot. context: of the model; None: unknown. answers: number in one request. output: the most tokens of each,
-    as the client limits them; 0: without a limit. turns: a server may have run several turns.
+    as the client limits them; 0: without a limit. turns: a server may have run several turns. prompt: the most tokens of the
+    prompt, as its bytes show; None: they do not.
     """
     times = answers * _TOLERANCE * (_SERVER_TURNS if turns else 1)
     size = (context or UNKNOWN_CONTEXT) * times
-    if usage.prompt > size:
+    if usage.prompt > (size if prompt is None else min(size, prompt)):
         return None
     if usage.completion > (min(size, output * times) if output else size):  # some engines ignore the limit
         return Usage(usage.prompt, 0, usage.cached, usage.written, usage.hours)

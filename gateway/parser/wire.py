@@ -51,6 +51,7 @@ class ParsedBody(NamedTuple):
     stores: bool | None
     strip_usage: bool
     countable: bool
+    textual: bool
     harmless: bool
     edits: list[Edit]
     billing: list[Edit]
@@ -82,6 +83,7 @@ def parsed_body(api: ApiRequest) -> ParsedBody:
         api.stores,
         api.strip_usage,
         api.countable,
+        api.textual,
         api.harmless,
         list(api.edits),
         api.billing,
@@ -108,6 +110,7 @@ def request_of(parsed: ParsedBody, body: bytes) -> ApiRequest:
     api.stores = parsed.stores
     api.strip_usage = parsed.strip_usage
     api.countable = parsed.countable
+    api.textual = parsed.textual
     api.harmless = parsed.harmless
     api.billing = parsed.billing
     api.prewarm = parsed.prewarm

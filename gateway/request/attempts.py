@@ -40,7 +40,7 @@ from gateway.request import usage_refusal
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Extensions
 from gateway.request.forms import EVENT_STREAM, EVENTS_LINE, NATIVE, Form, collected, is_odd, note_form
-from gateway.request.inflated import read_inflated
+from gateway.request.inflated import inflated_begin, read_inflated
 from gateway.request.lone_failures import LoneFailures
 from gateway.request.phases.replies import JSON_LINE, STREAM_LINES
 from gateway.request.retries import RetryBudget, jitter
@@ -424,10 +424,12 @@ class Attempts:
                 text = f"it refuses the key that the gateway has for it (it answers {answer.status})"
                 raise ReplicaFailure(NO_ACCESS, text, reached=0)
             if exchange.answers.translated:
-                error = await _begin_of(answer, _MAX_ERROR)
+                error = await _error_of(answer, _MAX_ERROR)
                 exchange.attempts.body = exchange.answers.error(answer.status, error)
             if answer.status in STATUSES and exchange.api.metered:
-                _reword_full_context(exchange, state, await _begin_of(answer, MAX_READ + 1))
+                _reword_full_context(exchange, state, await _error_of(answer, MAX_READ + 1))
+            if exchange.attempts.body and answer.head.fields.compression:
+                exchange.attempts.lines = JSON_LINE
         return answer
 
     def _send(
@@ -440,7 +442,8 @@ class Attempts:
         self, exchange: Exchange, state: ReplicaState, call: ReplicaCall, refusal: ReplicaAnswer, now: float
     ) -> ReplicaAnswer:
         """The answer to the request without the wish for usage, if the refusal may be about it; else the refusal."""
-        if not usage_refusal.is_refusal(await _begin_of(refusal, usage_refusal.MOST_READ), call.body):
+        error = await _error_of(refusal, usage_refusal.MOST_READ)
+        if not usage_refusal.is_refusal(refusal.status, error, call.body):
             return refusal
         plain = _without_usage(exchange, call)
         if plain is call:
@@ -496,11 +499,11 @@ class Attempts:
     async def _unwrap(self, exchange: Exchange, answer: ReplicaAnswer) -> None:
         """`_inspect` for an answer of another form than was asked for."""
         plain, attempts = exchange.answers, exchange.attempts
-        if coding := answer.head.fields.compression:
+        if answer.head.fields.compression:
             if not (plain.translated or plain.collects):
                 answer.content_type = ""  # it passes unread, and its usage is estimated
                 return
-            read_inflated(exchange, coding)
+            await read_inflated(exchange, answer)
         else:
             await note_form(answer)
         events = answer.content_type == EVENT_STREAM
@@ -600,6 +603,12 @@ async def _begin_of(answer: ReplicaAnswer, most: int) -> bytes:
     except BaseException:
         answer.close()
         raise
+
+
+async def _error_of(answer: ReplicaAnswer, most: int) -> bytes:
+    """The first bytes of an error, up to `most`, inflated if they are compressed. Closes the answer on failure."""
+    data = await _begin_of(answer, most)
+    return inflated_begin(data, answer.head.fields.compression, most)
 
 
 class BegunAnswer(Protocol):

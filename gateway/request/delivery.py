@@ -115,9 +115,7 @@ class Delivery:
     async def _stream(self, exchange: Exchange, answer: ReplicaAnswer, reply: ClientReply, headers: bytes) -> None:
         """Send the events of a stream to the client as they arrive."""
         delivered, api = exchange.delivered, exchange.api
-        if not any(name == _CACHE_CONTROL for name, _ in answer.head.headers):
-            headers += b"Cache-Control: no-cache\r\n"
-        headers += b"X-Accel-Buffering: no\r\n"  # nginx in front must not hold chunks back
+        headers += _stream_lines(answer)
         delivered.last_byte = self._clock()
         kept, completed, error = None, False, None
         counted = delivered.awaits_token = api.metered and answer.status == 200
@@ -139,6 +137,10 @@ class Delivery:
             completed = error is None
             if error:
                 self._break_off(exchange, reply, error, events=True)
+        except GatewayError as ours:  # the gateway cannot read it, so another replica's answer would not help
+            if not reply.begun:
+                raise
+            self._break_off(exchange, reply, ours, events=True)
         except ClientStalled:
             reply.cut()  # the bytes written already would keep the connection open
             raise
@@ -230,6 +232,12 @@ class Delivery:
             reply.cut()
         else:
             reply.end(event)
+
+
+def _stream_lines(answer: ReplicaAnswer) -> bytes:
+    """Lines of a stream's head beside the replica's."""
+    uncached = b"" if any(name == _CACHE_CONTROL for name, _ in answer.head.headers) else b"Cache-Control: no-cache\r\n"
+    return uncached + b"X-Accel-Buffering: no\r\n"  # nginx in front must not hold chunks back
 
 
 def _has_output(exchange: Exchange, answer: ReplicaAnswer, body: bytes) -> bool:

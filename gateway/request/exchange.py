@@ -29,7 +29,7 @@ from gateway.request.notes import Notes
 from gateway.request.record import SettledRequest
 from gateway.upstream.client import ReplicaAnswer, ReplicaCall
 from gateway.upstream.loop_guard import VIA_HEADER
-from router import Booking
+from router import TEMPLATE_TOKENS, Booking
 from router.native import mypyc_attr
 
 _OUR_WORDS: Final = frozenset([REFUSED, UNREACHABLE, "reset", "timeout", NO_ACCESS])  # failures that the gateway words itself
@@ -209,6 +209,7 @@ class Exchange:
     answers: reads the answer of the current replica: `dialect`, or set by its form (`forms.py`). edited: the editor of that
     answer, or None. assembly: assembles the answer as a value, or None. head_lines: of features, for the head of the answer.
     binding: of a feature, to one pool, or None.
+    body_size: bytes of the body when a replica was chosen, which is dropped before the answer ends.
     """
 
     __slots__ = (
@@ -219,6 +220,7 @@ class Exchange:
         "assembly",
         "attempts",
         "binding",
+        "body_size",
         "booked",
         "booking",
         "caller",
@@ -251,6 +253,7 @@ class Exchange:
         self.tap: AnswerTap | None = None
         self.parsed = self.booked = False
         self.salt = self.head_lines = b""
+        self.body_size = 0
         self.attempts = AttemptLog()
         self.delivered = DeliveryLog()
         self.answers: Answers = dialect
@@ -270,6 +273,7 @@ class Exchange:
             self.attempts.since = before.since
         self.attempts.notes = self.notes
         self.booking = self.record.booking = booking
+        self.body_size = len(self.api.body)
         self.booked = True
 
     def leave_queue(self) -> None:
@@ -352,7 +356,8 @@ class Exchange:
         if usage.prompt > _SURE or usage.completion > min(self.api.output or _SURE, _SURE):
             api, entry = self.api, trial[1].models.get(self.api.model) if trial is not None else None
             context = entry.context_tokens if entry is not None else None
-            possible = bounded(usage, context, api.answers, api.output, turns=not api.countable)
+            text = self.body_size + TEMPLATE_TOKENS if api.textual and api.countable and not self.delivered.resumed else None
+            possible = bounded(usage, context, api.answers, api.output, turns=not api.countable, prompt=text)
             if possible is None:
                 return None
             usage = possible
@@ -363,7 +368,7 @@ class Exchange:
     def _audited(self, usage: Usage, state: ReplicaState) -> Usage | None:
         """The usage as far as the replica counts reliably."""
         estimate = self.booking.decision.prompt_tokens
-        if state.miscounts_prompts and usage.prompt > MISCOUNTED * estimate + _SURE:
+        if state.miscounts_prompts and usage.prompt > min(MISCOUNTED * estimate, self.body_size) + _SURE:
             return None
         if state.miscounts_cached or not state.engine.counts_cached:
             return Usage(usage.prompt, usage.completion)

@@ -26,7 +26,7 @@ from gateway.upstream.client import ReplicaAnswer, ReplicaCall
 EVENT_STREAM: Final = "text/event-stream"
 EVENTS_LINE: Final = b"Content-Type: text/event-stream\r\n"
 _BRACE: Final = 0x7B
-_SHOWN: Final = 16  # bytes that show whether an answer consists of events
+SHOWN: Final = 16  # bytes that show whether an answer consists of events
 _EVENTS: Final = re.compile(rb"(?:\xef\xbb\xbf)?+[\r\n]*+(?:data:|event:|:)")
 
 
@@ -89,14 +89,20 @@ def is_odd(answer: ReplicaAnswer, begin: bytes) -> bool:
     return is_object if answer.content_type == EVENT_STREAM else not is_object
 
 
-async def note_form(answer: ReplicaAnswer) -> None:
+def _as_received(data: bytes) -> bytes:
+    return data
+
+
+async def note_form(answer: ReplicaAnswer, shown: Callable[[bytes], bytes] = _as_received, most: int = SHOWN) -> None:
     """Sets the answer's content type by its first bytes: some servers write events under another type, or an object under
-    theirs.
+    theirs. shown: the bytes that the received ones stand for. most: received bytes that are enough in any case.
     """
-    begin = answer.peek()
-    while len(begin) < _SHOWN and not (answer.complete or _EVENTS.match(begin)):
+    data = answer.peek()
+    begin = shown(data)
+    while len(begin) < SHOWN and not (len(data) >= most or answer.complete or _EVENTS.match(begin)):
         await answer.more()
-        begin = answer.peek()
+        data = answer.peek()
+        begin = shown(data[:most])
     if _EVENTS.match(begin):
         answer.content_type = EVENT_STREAM
     elif answer.content_type == EVENT_STREAM:

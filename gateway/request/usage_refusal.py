@@ -13,7 +13,8 @@ from typing import Final
 from gateway.dialects.json_edits import read_object
 
 MOST_READ: Final = 4096  # bytes of the error
-_REFUSED: Final = frozenset([400, 422])
+_REFUSED: Final = frozenset([400, 422, 500])
+_FAILED: Final = 500  # of servers that do not expect the field: their error has to name it
 _MOST_VALUES: Final = 1 << 12
 _NAMED: Final = re.compile(rb"stream_options|include_usage")
 _UNNAMED: Final = re.compile(
@@ -27,13 +28,13 @@ def may_be(status: int) -> bool:
     return status in _REFUSED
 
 
-def is_refusal(error: bytes, body: bytes) -> bool:
+def is_refusal(status: int, error: bytes, body: bytes) -> bool:
     """True if the error may be about `stream_options`. error: its first MOST_READ bytes. body: of the request, which is scanned
     if the error names no field.
     """
     if _NAMED.search(error):
         return True
-    if not _UNNAMED.search(error):
+    if status == _FAILED or not _UNNAMED.search(error):
         return False
     try:
         names = read_object(body, most=_MOST_VALUES).spans

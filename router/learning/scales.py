@@ -20,6 +20,7 @@ SCALE_PRIOR_TOKENS: Final = 200.0
 SCALE_FULL_TOKENS: Final = 1_000.0  # a shorter prompt counts less than its tokens
 SCALE_HALF_LIFE_TOKENS: Final = 20_000.0
 MIN_UNITS: Final = 1.0
+TEMPLATE_TOKENS: Final = 4096  # that a chat template may add to the text of a request, with descriptions of tools
 MAX_UNITS: Final = 16.0
 MAX_SCALES: Final = 1024
 MAX_CLIENTS: Final = 16  # of a scale: the first one, and the latest
@@ -110,7 +111,7 @@ class Scales:
         prompts "hi" turned an estimate of 1,700 tokens into 6,300.) An observation is clamped to a factor of two around the
         current value: a prompt may contain an image, and an engine that truncates a prompt counts few tokens of many bytes.
         """
-        if not name or not tokens or not MIN_UNITS / 2 <= units / tokens <= MAX_UNITS * 2:
+        if not name or not tokens or not MIN_UNITS / 2 <= units / tokens <= MAX_UNITS * 2 or tokens > units + TEMPLATE_TOKENS:
             return
         scale = self._known.get(name)
         if scale is None:

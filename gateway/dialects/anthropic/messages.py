@@ -52,7 +52,7 @@ class Messages(Dialect):
         api.breakpoints, api.images = prompt.breakpoints(), prompt.images
         if may_mark(raw):
             require_breakpoints(body)
-        api.countable = not runs_tools(body)
+        api.countable, api.textual = not runs_tools(body), prompt.textual
         api.billing = _billing(raw, body, most)
         api.prewarm = _prewarm(raw, body, most)
         api.diagnosis = _diagnosis(raw, body, prompt, most)

@@ -62,13 +62,14 @@ def parse(kind: str, raw: bytes, most: int = 0) -> ApiRequest:
     if kind == CHAT or (kind == GUESS and "messages" in body):
         chat = chat_prompt(body, most)
         prompt, salt, breakpoints, size, images = chat.joined(), salt_of(body), chat.breakpoints(), 0, chat.images
+        textual = chat.textual
     else:
-        breakpoints, images = (), 0
+        breakpoints, images, textual = (), 0, True
         (prompt, size), salt = sized_prompt(body, "prompt", most), headed_salt(body)
     api = ApiRequest(model, prompt, salt, stream=stream, metered=True, body=raw)
     api.countable = _counts_prompt(body) and (kind == CHAT or not is_batch(body.get("prompt")))
     api.session, api.breakpoints, api.size, api.images = session_of(body), breakpoints, size, images
-    api.output = output_limit(body, _LIMITS)
+    api.output, api.textual = output_limit(body, _LIMITS), textual
     if not api.countable:
         api.answers = _answers(body, kind)
     if stream and not _asks_usage(body):

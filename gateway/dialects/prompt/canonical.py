@@ -44,13 +44,14 @@ MAX_FILLER: Final = 4 << 20  # bytes of a prompt that stand only for the size of
 
 class CanonicalPrompt:
     """A prompt under construction: `parts`, joined at the end so that a long text is copied once, and `marks` in it. refers:
-    the body has ids in place of some of its items. images: number of images.
+    the body has ids in place of some of its items. images: number of images. textual: nothing stands only for the size of
+    something else (`filled`).
 
     most: maximum number of parts; beyond it NeedsHelper is raised. 0: no maximum. Fields with many values are counted before
     they are read, so that at most `most` values are read in vain.
     """
 
-    __slots__ = ("_digested", "_filler", "_signs", "images", "inline", "marks", "most", "parts", "refers")
+    __slots__ = ("_digested", "_filler", "_signs", "images", "inline", "marks", "most", "parts", "refers", "textual")
 
     def __init__(self, most: int = 0) -> None:
         self.parts = list[bytes]()
@@ -59,6 +60,7 @@ class CanonicalPrompt:
         self.marks = Marks()
         self.refers = False
         self.images = 0
+        self.textual = True
         self._filler = 0
         self._digested = 0  # values without a part of their own
         self._signs = 0
@@ -90,6 +92,7 @@ class CanonicalPrompt:
 
         size: bytes; at most MAX_FILLER are written in one prompt.
         """
+        self.textual = False
         size = min(size, MAX_FILLER - self._filler)
         if size <= len(digest):
             return DIGEST + digest

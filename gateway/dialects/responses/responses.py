@@ -42,7 +42,7 @@ class Responses(Dialect):
         prompt = responses_prompt(body, most)
         api = ApiRequest(model, prompt.joined(), salt_of(body), stream=stream, metered=True, body=raw)
         api.breakpoints, api.images = prompt.breakpoints(), prompt.images
-        api.references = prompt.refers
+        api.references, api.textual = prompt.refers, prompt.textual
         api.countable = not (prompt.refers or has_context(body) or runs_tools(body) or body.get("truncation") == "auto")
         api.stores = body.get("background") is True
         api.session, api.output = session_of(body), output_limit(body, _LIMITS)

@@ -27,6 +27,7 @@ from typing import Final
 from gateway.features.audit.claim import AnswerClaim
 from gateway.features.audit.evidence import RatioLevel, SignTally
 from gateway.features.audit.twins import PromptTwins
+from router import TEMPLATE_TOKENS
 from router.types import KEY_BYTES
 
 # Findings, the values of the label `finding`.
@@ -57,8 +58,6 @@ DISTRUSTED: Final = frozenset([PROMPT_EXCESS, PROMPT_CUT, PROMPT_DIFFERS, CACHED
 # It answers at once, so that its queue is always the shortest: new work costs more there, as in a slow start.
 TOO_FAST: Final = frozenset([ANSWERS_EMPTY, PREFILL_FAST])
 
-TEMPLATE_TOKENS: Final = 4096  # that a template may add, with descriptions of tools
-EXPANSION: Final = 2  # tokens per byte: templates print tools in more words
 LONG_UNITS: Final = 32_768  # a prompt shorter than this is not checked for a cut
 CUT: Final = 16  # bytes per token of a text that is not cut
 CAPPED: Final = 1.5  # a prompt so many times longer than that of the largest count, with the same count, is cut
@@ -135,7 +134,7 @@ class Audit:
     def _prompt(self, replica: str, known: AuditedReplica, claim: AnswerClaim, tokens: int) -> None:
         """Check the count of a prompt."""
         signs, client, units = known.signs, claim.client, claim.units
-        excess = tokens > EXPANSION * claim.size + TEMPLATE_TOKENS
+        excess = tokens > claim.size + TEMPLATE_TOKENS
         signs[PROMPT_EXCESS].add(excess, client)
         if excess:
             return

@@ -85,7 +85,7 @@ class Auditor:
             return
         prompt, usage = booking.prompt, delivered.usage
         claim = AnswerClaim(prompt.keys, prompt.units, prompt.block_units, prompt.scale, prompt.origin, usage)
-        claim.images, claim.size = exchange.api.images, max(prompt.units, len(exchange.api.body))
+        claim.images, claim.size = exchange.api.images, max(prompt.units, exchange.body_size)
         claim.prefill_s = booking.lease.prefill_s
         if record.subject.stream and delivered.last_byte is not None:
             first = delivered.first_token

@@ -200,7 +200,7 @@ async def run_request(api: ApiRequest, history: History, lease: MemoryLease) -> 
     made.stores, made.keeps, made.refers, made.references = False, api.keeps, api.refers, api.references
     made.made, made.breakpoints, made.images, made.outline = api.made, api.breakpoints, api.images, api.outline
     made.countable, made.size, made.session, made.alias = api.countable, api.size, api.session, api.alias
-    made.answers, made.output = api.answers, api.output
+    made.answers, made.output, made.textual = api.answers, api.output, api.textual
     return made
 
 

@@ -146,8 +146,9 @@ async def test_the_context_is_that_of_the_models_list(context: int | None, estim
     entry = {"id": "m", "object": "model", "created": 1, "owned_by": "vllm", "max_model_len": context}
     listing = writes(http(200, json.dumps({"object": "list", "data": [entry]}).encode()))
     price = {"m": {"input": 1, "output": 1}}
+    film = {"type": "video_url", "video_url": {"url": "https://films.example/1"}}
     async with FakeReplica([answers(prompt=100_000, cached=0)], listing) as one, running(one, prices=price) as run:
-        await run.post(BODY)
+        await run.post({**BODY, "messages": [{"role": "user", "content": [film]}]})
         page = await run.metrics()
         assert ('warmroute_estimated_answers_total{model="m",what="tokens"}' in page) == estimated
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import Callable
 from typing import Any
@@ -71,6 +72,51 @@ async def test_a_refusal_for_another_reason_is_the_clients() -> None:
         assert ["stream_options" in each.json for each in replica.requests] == [True, True, False, True]
 
 
+async def test_a_compressed_refusal_is_read() -> None:
+    code, error = REFUSALS[0]
+
+    async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        if "stream_options" in request.json:
+            writer.write(http(code, gzip.compress(json.dumps(error).encode()), "application/json", "Content-Encoding: gzip"))
+        else:
+            await streams("a", "b")(request, writer)
+
+    async with FakeReplica([behave]) as replica, running(replica) as run:
+        for _ in range(2):
+            async with run.session.post(run.url + "/v1/chat/completions", json=QUESTION) as answer:
+                assert (answer.status, b"error" in await answer.read()) == (200, False)
+        assert ["stream_options" in each.json for each in replica.requests] == [True, False, False]
+
+
+async def test_a_compressed_full_context_has_the_words_of_the_clients_api() -> None:
+    error = {"error": {"message": "This model's maximum context length is 4096 tokens. Your prompt has 5000 tokens."}}
+    refusal = http(400, gzip.compress(json.dumps(error).encode()), "application/json", "Content-Encoding: gzip")
+
+    async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(refusal)
+
+    async with (
+        FakeReplica([behave]) as replica,
+        running(replica) as run,
+        run.session.post(run.url + "/v1/messages", json=QUESTION) as answer,
+    ):
+        assert answer.status == 400
+        assert "prompt is too long" in (await answer.json())["error"]["message"]
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_a_server_that_fails_at_the_wish_is_asked_without_it(named: bool) -> None:
+    """Some frameworks answer 500 for a field that they do not expect. Any other 500 is a failure, as before."""
+    what = "Completions.create() got an unexpected keyword argument " + ("'stream_options'" if named else "")
+    error = {"error": {"message": what}}
+    async with FakeReplica([strict(500, error, streams("a", "b"))]) as replica, running(replica) as run:
+        for _ in range(2):
+            async with run.session.post(run.url + "/v1/chat/completions", json=QUESTION) as answer:
+                assert answer.status == (200 if named else 500)
+        asked = ["stream_options" in each.json for each in replica.requests]
+        assert asked == ([True, False, False] if named else [True] * len(asked))
+
+
 @pytest.mark.parametrize(
     ("error", "refused"),
     [
@@ -85,4 +131,4 @@ async def test_a_refusal_for_another_reason_is_the_clients() -> None:
     ],
 )
 def test_the_words_of_a_refusal(error: bytes, refused: bool) -> None:
-    assert is_refusal(error, b'{"model": "m", "logprobs": true, "stream_options": {"include_usage": true}}') == refused
+    assert is_refusal(400, error, b'{"model": "m", "logprobs": true, "stream_options": {"include_usage": true}}') == refused

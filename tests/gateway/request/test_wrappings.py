@@ -10,11 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.dialects.lenient import read_json
-from gateway.errors import ReplicaFailure
+from gateway.errors import GatewayError
 from gateway.request.attempts import MAX_HELD_ANSWER
-from gateway.request.inflated import MOST, AnswerInflater
+from gateway.request.inflated import MEMBERS, MOST, SEARCHED, AnswerInflater, inflated_begin
 from tests.gateway.conftest import running
 from tests.support.fakes import DONE, Behaviour, FakeReplica, FakeRequest, event, http, status, usage, writes
 
@@ -29,6 +31,10 @@ Lines = Callable[[], list[dict[str, Any]]]
 def whole(**message: Any) -> dict[str, Any]:
     choice = {"index": 0, "message": {"role": "assistant", "content": "Paris", **message}, "finish_reason": "stop"}
     return {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage(10, 2)}
+
+
+def parts(data: bytes) -> list[bytes]:
+    return [data[at : at + 50] for at in range(0, len(data), 50)]
 
 
 def chat_only(answer: bytes) -> Behaviour:
@@ -65,6 +71,25 @@ WRAPPED = {
     "gzip": (http(200, gzip.compress(json.dumps(whole()).encode()), "application/json", "Content-Encoding: gzip"), False),
     "deflate": (http(200, zlib.compress(json.dumps(whole()).encode()), "application/json", "Content-Encoding: deflate"), False),
     "gzip object": (http(200, gzip.compress(json.dumps(whole()).encode()), "application/json", "Content-Encoding: gzip"), True),
+    "gzip text": (http(200, gzip.compress(EVENTS), "text/plain", "Content-Encoding: gzip"), True),
+    "gzip untyped": (http(200, gzip.compress(b": hi\n\n" + EVENTS), "application/json", "Content-Encoding: gzip"), True),
+    "gzip typed as a stream": (
+        http(200, gzip.compress(json.dumps(whole()).encode()), "text/event-stream", "Content-Encoding: gzip"),
+        True,
+    ),
+    "gzip members": (
+        http(200, gzip.compress(EVENTS[:70]) + gzip.compress(EVENTS[70:]), "text/event-stream", "Content-Encoding: gzip"),
+        True,
+    ),
+    "gzip plain members": (
+        http(200, b"".join(map(gzip.compress, parts(json.dumps(whole()).encode()))), "", "Content-Encoding: gzip"),
+        False,
+    ),
+    "gzip mark": (
+        http(200, gzip.compress(b"\xef\xbb\xbf" + json.dumps(whole()).encode()), "", "Content-Encoding: gzip"),
+        False,
+    ),
+    "gzip unasked text": (http(200, gzip.compress(EVENTS), "text/plain", "Content-Encoding: gzip"), False),
     "gzip unasked": (http(200, gzip.compress(EVENTS), "text/event-stream", "Content-Encoding: gzip"), False),
 }
 
@@ -75,7 +100,7 @@ async def test_a_chat_client_gets_it_as_it_is(kind: str, request_lines: Lines) -
     code, _, body = await asked(CHAT, stream, writes(answer))
     sent = answer.partition(b"\r\n\r\n")[2]
     if "gzip" in kind or kind == "deflate":
-        sent = zlib.decompress(sent, 47)  # the test's client inflates
+        sent = gzip.decompress(sent) if "gzip" in kind else zlib.decompress(sent)  # the test's client inflates
     if stream and b"data: " in sent and "gzip" not in kind:
         sent = sent.replace(event(usage=usage(10, 2)), b"")  # which the client has not asked for
     assert (code, body) == (200, sent)
@@ -124,6 +149,38 @@ async def test_an_object_of_the_clients_own_api_passes(path: str) -> None:
         assert len(one.requests) + len(two.requests) == 1
 
 
+def raw_deflate(data: bytes) -> bytes:
+    squeezed = zlib.compressobj(wbits=-15)
+    return squeezed.compress(data) + squeezed.flush()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", ["no header", "not compressed"])
+async def test_a_compression_that_is_not_what_its_head_says_is_read(kind: str, stream: bool) -> None:
+    """Some clients cannot read it: a raw deflate, and what is not compressed at all."""
+    data = EVENTS if stream else json.dumps(whole()).encode()
+    sent = raw_deflate(data) if kind == "no header" else data
+    answer = http(200, sent, "text/event-stream" if stream else "application/json", "Content-Encoding: deflate")
+    code, _, body = await asked(MESSAGES, stream, chat_only(answer))
+    assert (code, b"Par" in body) == (200, True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", ["broken", "too long", "members"])
+async def test_a_compression_that_cannot_be_read_is_not_computed_again(kind: str, stream: bool) -> None:
+    data = EVENTS if stream else json.dumps(whole()).encode()
+    broken = gzip.compress(data)
+    sent = {
+        "broken": broken[:10] + b"\xff" * 40 + broken[50:],
+        "too long": gzip.compress(data[:-4] + b" " * MOST + data[-4:]),
+        "members": gzip.compress(b"") * (MEMBERS + 2) + broken,
+    }[kind]
+    answer = http(200, sent, "text/event-stream" if stream else "application/json", "Content-Encoding: gzip")
+    code, _, body = await asked(MESSAGES, stream, chat_only(answer))
+    assert code == 502 or (stream and b"event: error\n" in body)
+    assert b"compress" in body
+
+
 async def test_an_unknown_compression_is_not_computed_again() -> None:
     answer = http(200, b"x" * 50, "text/event-stream", "Content-Encoding: zstd")
     code, _, body = await asked(MESSAGES, True, chat_only(answer))
@@ -164,7 +221,23 @@ def test_what_is_no_json_is_an_error(text: bytes) -> None:
 
 
 def test_an_answer_that_inflates_too_far_is_an_error() -> None:
-    with pytest.raises(ReplicaFailure, match="becomes more than"):
+    with pytest.raises(GatewayError, match="becomes more than"):
         AnswerInflater().feed(gzip.compress(b"x" * (MOST + 1)))
-    with pytest.raises(ReplicaFailure, match="broken"):
+    with pytest.raises(GatewayError, match="broken"):
         AnswerInflater().feed(b"no gzip")
+
+
+@given(st.lists(st.binary(max_size=300), min_size=1, max_size=4), st.integers(1, 40), st.sampled_from(["gzip", "zlib", "raw"]))
+def test_any_pieces_of_a_compressed_answer_give_the_same(texts: list[bytes], size: int, kind: str) -> None:
+    texts = [b'{"text": ' + text for text in texts] if kind == "gzip" else [b'{"text": ' + b"".join(texts)]
+    squeeze = {"gzip": gzip.compress, "zlib": zlib.compress, "raw": raw_deflate}[kind]
+    sent, inflater = b"".join(map(squeeze, texts)), AnswerInflater()
+    assert b"".join(inflater.feed(sent[at : at + size]) for at in range(0, len(sent), size)) == b"".join(texts)
+
+
+def test_the_beginning_of_a_compressed_answer_is_bounded() -> None:
+    named = b"\x1f\x8b\x08\x08" + bytes(6) + b"n" * SEARCHED  # a name without an end
+    assert inflated_begin(named, "gzip", 16) == b""
+    assert inflated_begin(gzip.compress(b"x" * 10**6), "gzip", 16) == b"x" * 16
+    assert inflated_begin(b"text", "", 16) == b"text"
+    assert all(inflated_begin(data, "gzip", 16) == b"" for data in (b"", b"\x1f", b"\xff" * 30))

@@ -181,6 +181,7 @@ LIES: dict[str, tuple[Lie, str]] = {
     "other weights: a fifth more tokens": (lambda one: replace(one, prompt=one.prompt * 6 // 5), rules.PROMPT_DIFFERS),
     "a constant count of prompts": (lambda one: replace(one, prompt=10), rules.PROMPT_DIFFERS),
     "more tokens than bytes": (lambda one: replace(one, prompt=one.bytes * 3 + 5000), rules.PROMPT_EXCESS),
+    "prompts are counted nine times": (lambda one: replace(one, prompt=one.prompt * 9), rules.PROMPT_DIFFERS),
     "a million tokens for every prompt": (lambda one: replace(one, prompt=1_000_000), rules.PROMPT_EXCESS),
     "prompts are cut at 4,096 tokens": (lambda one: replace(one, prompt=min(one.prompt, 4096)), rules.PROMPT_CUT),
     "prompts are cut at 16,387 tokens": (lambda one: replace(one, prompt=min(one.prompt, 16_387)), rules.PROMPT_CUT),
@@ -215,6 +216,15 @@ def test_a_liar_in_a_pool_of_two_is_found(name: str) -> None:
     found = Pool(3, {"r1": lie}, replicas=2).serve(1200)
     assert finding in found.get("r1", ()), found
     assert set(found) == {"r1"}, found
+
+
+def test_a_single_replica_that_counts_prompts_nine_times_is_found() -> None:
+    assert Pool(3, {"r0": LIES["prompts are counted nine times"][0]}, replicas=1).serve(1200) == {"r0": {rules.PROMPT_EXCESS}}
+
+
+def test_a_tokenizer_of_bytes_is_no_finding() -> None:
+    bytewise: dict[str, Lie] = {"r0": lambda one: replace(one, prompt=one.bytes + 40, cached=0)}
+    assert Pool(3, bytewise, replicas=1).serve(1200) == {}
 
 
 def test_where_two_replicas_count_differently_both_have_the_finding() -> None:

@@ -483,9 +483,9 @@ async def test_a_model_without_a_price_is_not_for_a_budget(tmp_path: Path) -> No
 
 
 async def test_a_restart_does_not_forget_what_was_spent(tmp_path: Path) -> None:
-    async with FakeReplica([answers(prompt=10**6, cached=0)]) as replica:
+    async with FakeReplica([answers(prompt=2000, cached=0)]) as replica:
         async with keyed(tmp_path, replica, prices=PRICES) as run:
-            _, key = await made(run, budget_usd_month=0.5)
+            _, key = await made(run, budget_usd_month=0.001)
             assert [(await run.post(headers=bearer(key)))[0] for _ in range(2)] == [200, 429]
         async with keyed(tmp_path, replica, prices=PRICES) as run:
             assert (await run.post(headers=bearer(key)))[0] == 429
@@ -702,13 +702,14 @@ async def test_a_budget_holds_for_any_method_and_spelling(tmp_path: Path, method
 
 
 async def test_an_operator_credits_a_key(tmp_path: Path) -> None:
+    long = {**BODY, "messages": [{"role": "user", "content": "word " * 40_000}]}
     async with FakeReplica([answers(prompt=100_000, cached=0)]) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
         (id_, key), (free, _) = await made(run, budget_usd_day=0.05, budget_usd_month=0.05), await made(run)
-        assert [(await run.post(headers=bearer(key)))[0] for _ in range(2)] == [200, 429]
+        assert [(await run.post(long, headers=bearer(key)))[0] for _ in range(2)] == [200, 429]
         for _ in range(2):
             status, _, shown = await run.post({"usd": 0.05}, f"/warmroute/keys/{id_}/credit")
         assert (status, list(shown["credits_usd"].values())) == (200, [0.1])
-        assert [(await run.post(headers=bearer(key)))[0] for _ in range(2)] == [200, 429]
+        assert [(await run.post(long, headers=bearer(key)))[0] for _ in range(2)] == [200, 429]
         assert (await run.post({"usd": 1}, f"/warmroute/keys/{free}/credit"))[0] == 409, "it has no budget"
         assert (await run.post({"usd": -1}, f"/warmroute/keys/{id_}/credit"))[0] == 400
         assert (await run.post({"usd": 1}, "/warmroute/keys/aaaaaaaa/credit"))[0] == 404
