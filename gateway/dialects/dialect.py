@@ -301,6 +301,18 @@ class Dialect(Answers):
         """
         raise NotImplementedError
 
+    def pulse(self, words: str) -> bytes:
+        """A sign of life within a stream, between two events, which the dialect's official clients ignore. b"": its streams
+        have none.
+
+        words: what the request waits for; one line. Not every dialect has a place for them.
+        """
+        return b""
+
+    def streamed(self, api: ApiRequest, body: bytes) -> bytes:
+        """A whole plain answer of this dialect as a stream. Raises ValueError if it has no such form."""
+        raise ValueError("no stream form")
+
     # -- errors
 
     def error_body(self, error: GatewayError, request_id: str = "") -> bytes:

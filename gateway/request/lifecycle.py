@@ -14,7 +14,8 @@
 - answerers, preparers: features that answer a request themselves, or change it (`extensions.py`).
 - admit: the replicas that serve its model, and a slot there, at once or after a wait in the pool's queue.
 - choose: one synchronous decision of the router, with its booking.
-- attempt: up to the first byte of an answer. The client has got nothing yet, so it does not notice failures.
+- attempt: up to the first byte of an answer. The client has got nothing yet but pulses (`pulses.py`), so it does not notice
+  failures.
 - deliver: the answer to the client. From now on an error can only be an event of the stream.
 - settle: the record is completed, and the observers get it. The booking is closed in any case, also if the client disconnects
   (its
@@ -48,6 +49,7 @@ from gateway.request.phases.choosing import ChoosePhase
 from gateway.request.phases.ending import EndPhase
 from gateway.request.phases.reading import ReadPhases
 from gateway.request.phases.replies import Replies
+from gateway.request.pulses import Pulses
 from gateway.request.record import new_record, tenant_label
 from gateway.request.running import RunningRequests
 
@@ -69,6 +71,7 @@ class Lifecycle:
     delivery: Delivery
     ending: EndPhase
     replies: Replies
+    pulses: Pulses
     clock: Callable[[], float]
 
     def serve(self, request: ClientRequest) -> Coroutine[Any, Any, ClientReply]:
@@ -100,6 +103,8 @@ class Lifecycle:
             log.exception("unhandled error", extra={"path": exchange.request.path, "id": exchange.record.id})
             return self.replies.bug(exchange)
         finally:
+            if exchange.waiting is not None:
+                self.pulses.forget(exchange)
             self.ending.settle(exchange, task)
             del task  # else a cancelled task, its error and this frame are a cycle, and the request stays in memory with it
 
@@ -117,6 +122,7 @@ class Lifecycle:
         for preparer in self.extensions.preparers:
             if preparer.concerns(exchange):
                 await preparer.prepare(exchange)
+        self.pulses.watch(exchange)
         fallback = self.extensions.fallback
         target: Target | None = None
         while True:
@@ -129,7 +135,7 @@ class Lifecycle:
                 failed = failure.again()
             exchange.leave_queue()
             if fallback is None or not (target := await fallback.after(exchange, failed)):
-                if own := self._substitute(exchange, failed):
+                if not exchange.delivered.early and (own := self._substitute(exchange, failed)):
                     return own
                 answer = self.attempts.final_refusal(exchange, failed)
                 break

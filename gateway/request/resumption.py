@@ -108,7 +108,7 @@ async def pump(
     def sink(data: bytes) -> None:
         out = reader.feed(data)
         reply.write(out)
-        delivered.last_byte = clock()
+        delivered.passed_on(out, clock())
         if kept is not None or delivered.awaits_token:
             _gone(exchange, answer, reader, kept, out)
         if reader.enough:

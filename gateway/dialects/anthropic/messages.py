@@ -28,12 +28,14 @@ from gateway.dialects.full_context import FullContext
 from gateway.dialects.json_edits import Edit, read_object
 from gateway.dialects.passthrough import PassThrough
 from gateway.dialects.prompt.canonical import CanonicalPrompt
+from gateway.dialects.stream_forms import message_events
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError
 from router import Prompt
 
 _SCANNED_AT_ONCE: Final = 1 << 12  # bytes that the event loop may scan, turn by turn
 _LIMITS: Final[tuple[str, ...]] = ("max_tokens",)
+_PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 class Messages(Dialect):
@@ -73,6 +75,12 @@ class Messages(Dialect):
 
     def is_opening(self, event: bytes) -> bool:
         return name_of(event) == OPENING
+
+    def pulse(self, words: str) -> bytes:
+        return _PING
+
+    def streamed(self, api: ApiRequest, body: bytes) -> bytes:
+        return message_events(body)
 
     def assembler(self) -> AnswerAssembler | None:
         return MessageAssembler()

@@ -13,6 +13,7 @@ from gateway.dialects.body import json_object, model_of, output_limit, salt_of, 
 from gateway.dialects.dialect import AnswerTail, Dialect, StreamReader, cannot_count
 from gateway.dialects.events.first_event import FirstEvent
 from gateway.dialects.events.named import first_event, name_of
+from gateway.dialects.events.sse import comment
 from gateway.dialects.finished_answer import AnswerAssembler
 from gateway.dialects.full_context import FullContext
 from gateway.dialects.openai.errors import error_body, error_of, full_context_error
@@ -22,6 +23,7 @@ from gateway.dialects.responses.prompt import has_context, responses_prompt, run
 from gateway.dialects.responses.response_answer import ResponseAssembler
 from gateway.dialects.responses.stream import QUIET, ResponseReader, failure_of
 from gateway.dialects.responses.usage import parse_usage
+from gateway.dialects.stream_forms import response_events
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, bad_request
 
@@ -70,6 +72,12 @@ class Responses(Dialect):
 
     def is_opening(self, event: bytes) -> bool:
         return name_of(event) in QUIET
+
+    def pulse(self, words: str) -> bytes:
+        return comment(words) if self.makes_objects else b""
+
+    def streamed(self, api: ApiRequest, body: bytes) -> bytes:
+        return response_events(body)
 
     def assembler(self) -> AnswerAssembler | None:
         return ResponseAssembler() if self.makes_objects else None
