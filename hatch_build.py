@@ -173,7 +173,6 @@ HOT = (
     "gateway/request/settle.py",
     "gateway/request/slots.py",
     "gateway/request/verdicts.py",
-    "gateway/request/waiting_client.py",
     "gateway/server/access.py",
     "gateway/server/http/connection.py",
     "gateway/server/http/request.py",

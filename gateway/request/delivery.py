@@ -23,7 +23,7 @@ from gateway.admission.cors import answer_lines
 from gateway.config.live import Live
 from gateway.dialects.dialect import StreamReader
 from gateway.dialects.excerpt import replica_error
-from gateway.errors import ClientStalled, GatewayError, ReplicaFailure, shutting_down
+from gateway.errors import REPLICA_FAILED, ClientStalled, GatewayError, ReplicaFailure, shutting_down
 from gateway.request.answer_assembly import AssembledReader, AssembledTail
 from gateway.request.attempts import Attempts
 from gateway.request.client import Audience, ClientReply
@@ -31,7 +31,7 @@ from gateway.request.exchange import Exchange
 from gateway.request.forms import EVENT_STREAM
 from gateway.request.notes import DELIVER
 from gateway.request.phases.replies import STREAM_LINES, end_with_error, queue_line
-from gateway.request.resumption import Resumption, SentBytes, pump
+from gateway.request.resumption import Resumption, SecondBegin, SentBytes, pump
 from gateway.request.running import RunningRequests
 from gateway.upstream.client import ReplicaAnswer
 from gateway.upstream.headers import downstream_headers
@@ -89,7 +89,7 @@ class Delivery:
         reply = exchange.request.reply(keep_alive=not self._running.leaving, patience_s=patience_s)
         delivered.reply = reply
         if answer.content_type == EVENT_STREAM and not attempts.body:
-            await self._stream(exchange, answer, reply, headers + exchange.head_lines)
+            await self._stream(exchange, answer, reply, headers + exchange.head_lines + _stream_lines(answer))
         elif attempts.body and attempts.tail is None:
             body = await _whole_body(exchange, answer)
             if open_ and answer.status == 200 and exchange.api.metered:
@@ -138,10 +138,6 @@ class Delivery:
     async def _stream(self, exchange: Exchange, answer: ReplicaAnswer, reply: ClientReply, headers: bytes | None) -> None:
         """Send the events of a stream to the client as they arrive. headers: None: the head is sent."""
         delivered, api = exchange.delivered, exchange.api
-        if headers is not None:
-            if not any(name == _CACHE_CONTROL for name, _ in answer.head.headers):
-                headers += b"Cache-Control: no-cache\r\n"
-            headers += b"X-Accel-Buffering: no\r\n"  # nginx in front must not hold chunks back
         delivered.last_byte = delivered.sent_at = self._clock()
         kept, completed, error = None, False, None
         counted = delivered.awaits_token = api.metered and answer.status == 200
@@ -154,14 +150,18 @@ class Delivery:
             reader = exchange.answers.reader(api, watchful=kept is not None)
             return _client_reader(exchange, reader) if counted else reader
 
+        reader, before = reader_of(), delivered.reader
+        if before is not None and before.opened:  # of another pool's stream, which broke off
+            reader = SecondBegin(reader, exchange.dialect.is_opening)
         try:
-            failure = await pump(exchange, answer, reader_of(), kept, self._clock, headers=headers, needs_done=counted)
+            failure = await pump(exchange, answer, reader, kept, self._clock, headers=headers, needs_done=counted)
             if failure:
                 reply.feed_from(None)
                 answer.close()
                 error = await self._elsewhere(exchange, reply, kept, failure, reader_of)
             completed = error is None
             if error:
+                self._leave_pool(exchange, error)
                 self._break_off(exchange, reply, error, events=True)
         except ClientStalled:
             reply.cut()  # the bytes written already would keep the connection open
@@ -188,6 +188,12 @@ class Delivery:
         if (exchange.delivered.awaits_token and self._attempts.is_final(exchange, failure)) or not (again or kept is not None):
             return self._attempts.broke_off(exchange, failure)
         return await self._resumption.complete(exchange, reply, kept, failure, reader_of)
+
+    def _leave_pool(self, exchange: Exchange, error: GatewayError) -> None:
+        """Raises the error of a stream again if another pool gets its request."""
+        if error.code == REPLICA_FAILED and self._attempts.leaves_pool(exchange):
+            exchange.delivered.status, exchange.delivered.early = 0, True
+            raise error.again()
 
     async def _copy(self, exchange: Exchange, answer: ReplicaAnswer, reply: ClientReply, headers: bytes) -> None:
         """Send any other answer as it arrives: the rest of a large plain answer to a generation, or the answer of another
@@ -256,7 +262,7 @@ class Delivery:
 def _no_stream() -> GatewayError:
     """A replica's answer to a request for a stream is none, and the client has the head of one."""
     text = "The replica has answered a request for a stream with another answer, which has no form as a stream."
-    return GatewayError(502, "replica_failed", text)
+    return GatewayError(502, REPLICA_FAILED, text)
 
 
 async def _error_of(answer: ReplicaAnswer) -> bytes:
@@ -282,6 +288,12 @@ async def _whole_body(exchange: Exchange, answer: ReplicaAnswer) -> bytes:
     usage = exchange.usage
     delivered.shown = bool(usage and usage.completion) or _has_output(exchange, answer, body)
     return body
+
+
+def _stream_lines(answer: ReplicaAnswer) -> bytes:
+    """Header lines of a stream, beside the replica's. nginx in front must not hold chunks back."""
+    cached = any(name == _CACHE_CONTROL for name, _ in answer.head.headers)
+    return b"X-Accel-Buffering: no\r\n" if cached else b"Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
 
 
 def _has_output(exchange: Exchange, answer: ReplicaAnswer, body: bytes) -> bool:

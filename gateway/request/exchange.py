@@ -26,7 +26,6 @@ from gateway.request.answer_assembly import AnswerAssembly
 from gateway.request.client import Caller, ClientReply, ClientRequest
 from gateway.request.notes import Notes
 from gateway.request.record import SettledRequest
-from gateway.request.waiting_client import WaitingClient
 from gateway.upstream.client import ReplicaAnswer, ReplicaCall
 from gateway.upstream.loop_guard import VIA_HEADER
 from router import Booking
@@ -200,7 +199,7 @@ class Exchange:
     """The state of one request (see the module).
 
     caller, api, target, booking: set once their phase is over; parsed, booked: True then. permit: the slot in the pool. place:
-    in its queue, or None. waiting: its client, if `pulses.py` watches it. notes: of a feature that follows the request, or
+    in its queue, or None. notes: of a feature that follows the request, or
     None. tap: stage through which a good answer passes, or None. salt: the tenant's, for engines, if tenants are isolated;
     else empty. rewritten: the request in another dialect, once a replica needed it.
     answers: reads the answer of the current replica: `dialect`, or set by its form (`forms.py`). edited: the editor of that
@@ -231,7 +230,6 @@ class Exchange:
         "salt",
         "tap",
         "target",
-        "waiting",
     )
 
     api: ApiRequest
@@ -245,7 +243,6 @@ class Exchange:
         self.record = record
         self.permit: Permit | None = None
         self.place: Place | None = None
-        self.waiting: WaitingClient | None = None
         self.notes: Notes | None = None
         self.tap: AnswerTap | None = None
         self.parsed = self.booked = False

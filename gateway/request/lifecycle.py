@@ -7,7 +7,8 @@
        └──────────┴─────────┴────────┴──────────┴──► the error's answer, in the dialect's shape
                             ▲        ▲          │ fails before its first byte: another replica (attempts.py)
                             │        └── move ──┤
-                            └─── another pool ──┘ for a failure of the pool, where it has a fallback (features)
+                            └─── another pool ──┘ for a failure of the pool, where it has a fallback (features);
+                                                  of a stream up to its first token
 
 - identify: its sender (by its key, if there are keys), its id, its dialect; loops are refused.
 - parse: its body is read and parsed.
@@ -52,6 +53,7 @@ from gateway.request.phases.replies import Replies
 from gateway.request.pulses import Pulses
 from gateway.request.record import new_record, tenant_label
 from gateway.request.running import RunningRequests
+from gateway.upstream.client import ReplicaAnswer
 
 log = logging.getLogger("warmroute.gateway")
 
@@ -103,8 +105,7 @@ class Lifecycle:
             log.exception("unhandled error", extra={"path": exchange.request.path, "id": exchange.record.id})
             return self.replies.bug(exchange)
         finally:
-            if exchange.waiting is not None:
-                self.pulses.forget(exchange)
+            self.pulses.forget(exchange)
             self.ending.settle(exchange, task)
             del task  # else a cancelled task, its error and this frame are a cycle, and the request stays in memory with it
 
@@ -129,16 +130,17 @@ class Lifecycle:
             try:
                 await self.admitting.admit(exchange, target)
                 self.choosing.choose(exchange)
-                answer = await self.attempts.first_answer(exchange)
-                break
+                return await self._deliver(exchange, await self.attempts.first_answer(exchange))
             except GatewayError as failure:
                 failed = failure.again()
             exchange.leave_queue()
             if fallback is None or not (target := await fallback.after(exchange, failed)):
-                if not exchange.delivered.early and (own := self._substitute(exchange, failed)):
-                    return own
-                answer = self.attempts.final_refusal(exchange, failed)
                 break
+        if not exchange.delivered.early and (own := self._substitute(exchange, failed)):
+            return own
+        return await self._deliver(exchange, self.attempts.final_refusal(exchange, failed))
+
+    async def _deliver(self, exchange: Exchange, answer: ReplicaAnswer) -> ClientReply:
         try:
             reply = await self.delivery.deliver(exchange, answer)
         finally:

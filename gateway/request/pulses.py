@@ -28,7 +28,6 @@ from gateway.config.live import Live
 from gateway.request.client import Audience, ClientReply, ClientRequest
 from gateway.request.exchange import Exchange
 from gateway.request.phases.replies import Replies
-from gateway.request.waiting_client import WaitingClient
 
 log = logging.getLogger("warmroute.gateway")
 
@@ -42,14 +41,14 @@ EARLY_HEAD: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 class Pulses:
-    """Watches the clients of streams (see the module). clock: monotonic seconds. clients: the watched ones."""
+    """Watches the clients of streams (see the module). clock: monotonic seconds."""
 
     def __init__(self, live: Live, replies: Replies, audience: Audience, clock: Callable[[], float]) -> None:
         self._live = live
         self._replies = replies
         self._audience = audience
         self._clock = clock
-        self.clients = set[WaitingClient]()
+        self._clients: dict[Exchange, StreamClient] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, exchange: Exchange) -> None:
@@ -57,24 +56,18 @@ class Pulses:
         if not (exchange.api.stream and self._live.keepalive_s):
             return
         if exchange.request.pulses and exchange.api.metered and exchange.dialect.pulse(""):
-            exchange.waiting = client = StreamClient(exchange, self._replies, self._audience)
-            self.add(client)
+            self._clients[exchange] = StreamClient(exchange, self._replies, self._audience)
+            if self._timer is None:
+                self._arm(self._live.keepalive_s)
 
     def forget(self, exchange: Exchange) -> None:
         """The request is over. Idempotent."""
-        if exchange.waiting is not None:
-            self.remove(exchange.waiting)
-            exchange.waiting = None
+        self._clients.pop(exchange, None)
 
-    def add(self, client: WaitingClient) -> None:
-        """Watch a client until `remove`. No pulses without `limits.keepalive_s`."""
-        self.clients.add(client)
-        if self._timer is None and self._live.keepalive_s:
-            self._arm(self._live.keepalive_s)
-
-    def remove(self, client: WaitingClient) -> None:
-        """Idempotent."""
-        self.clients.discard(client)
+    @property
+    def clients(self) -> list[StreamClient]:
+        """The watched ones."""
+        return list(self._clients.values())
 
     def _arm(self, delay_s: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._check)
@@ -83,17 +76,17 @@ class Pulses:
         """Send the pulses that are due. O(clients)."""
         self._timer = None
         every_s, now = self._live.keepalive_s, self._clock()
-        if not (self.clients and every_s):
+        if not (self._clients and every_s):
             return
         soonest = every_s
-        for client in list(self.clients):
+        for client in self.clients:
             left = client.served_at() + every_s - now
             if left <= 0:
                 left = every_s if self._pulse(client, now) else 0.0
             soonest = min(soonest, left)
         self._arm(max(soonest, every_s / STEPS))
 
-    def _pulse(self, client: WaitingClient, now: float) -> bool:
+    def _pulse(self, client: StreamClient, now: float) -> bool:
         try:
             return client.pulse(now)
         except ConnectionError:  # it has just left: its request is cancelled
@@ -103,10 +96,10 @@ class Pulses:
             return True
 
     def __repr__(self) -> str:
-        return f"<Pulses for {len(self.clients)} clients>"
+        return f"<Pulses for {len(self._clients)} clients>"
 
 
-class StreamClient(WaitingClient):
+class StreamClient:
     """The client of a request for a stream. Pulses follow the bytes of the stream, or begin it. begun: reading of the clock."""
 
     __slots__ = ("_audience", "_exchange", "_pulsed_at", "_replies", "begun")
@@ -129,9 +122,13 @@ class StreamClient(WaitingClient):
         return reply is None or reply.flows
 
     def served_at(self) -> float:
+        """Reading of the clock when it got bytes last, or its request began."""
         return max(self._exchange.delivered.sent_at, self._pulsed_at)
 
     def pulse(self, now: float) -> bool:
+        """Send a pulse, if one may follow the bytes sent so far. False: not now; ask again soon. Raises ConnectionError if the
+        client has left.
+        """
         exchange = self._exchange
         reply = exchange.delivered.reply
         if reply is None:
