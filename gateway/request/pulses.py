@@ -150,7 +150,8 @@ class StreamClient:
         reader = delivered.reader
         if reader is None:
             return delivered.early
-        return reply.begun and not (reader.within_event or reader.done or reader.reported)
+        ended = (reader.done and not reader.holds) or reader.reported is not None
+        return reply.begun and not (ended or reader.within_event)
 
     def __repr__(self) -> str:
         return f"<StreamClient, {self.pulses} pulses>"

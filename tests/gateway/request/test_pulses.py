@@ -12,7 +12,10 @@ import anthropic
 import openai
 import pytest
 
+from gateway.dialects.dialect import OuterReader, StreamReader
 from gateway.dialects.table import DIALECTS
+from gateway.request.exchange import AnswerTap, Exchange
+from gateway.request.extensions import Preparer
 from gateway.request.pulses import EARLY_HEAD, ordinal
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.request.test_dialects import (
@@ -397,6 +400,85 @@ async def test_official_clients_raise_at_an_error_after_the_head(path: str) -> N
         go.set()
         with pytest.raises((openai.APIError, anthropic.APIError), match="no such tool"):
             await task
+
+
+# -- within a stream
+
+
+class EndHolder(OuterReader):
+    """Holds the end of a stream."""
+
+    def feed(self, chunk: bytes) -> bytes:
+        out = self.inner.feed(chunk)
+        self.note()
+        self.holds = self.done
+        return out.removesuffix(DONE)
+
+    def finish(self) -> bytes:
+        return self.inner.finish()
+
+
+class EndTap(AnswerTap):
+    """Gives the end of a stream once the event is set, as a store does that is slow."""
+
+    def __init__(self, go: asyncio.Event) -> None:
+        self._go = go
+
+    def reader(self, inner: StreamReader) -> StreamReader:
+        return EndHolder(inner)
+
+    async def ended(self, reader: StreamReader) -> bytes:
+        await self._go.wait()
+        return DONE
+
+
+async def test_a_held_end_is_waited_for_with_pulses() -> None:
+    go = asyncio.Event()
+
+    async def hold(exchange: Exchange) -> None:
+        exchange.tap = EndTap(go)
+
+    async with FakeReplica([streams("hello")]) as replica, running(replica, **OFTEN) as run:
+        run.gateway.extensions.preparers.append(Preparer(lambda _exchange: True, hold))
+        async with run.session.post(run.url + CHAT, json=BODIES[CHAT]) as answer:
+            assert b'"hello"' in await answer.content.readuntil(b"\n\n")
+            while await answer.content.readuntil(b"\n\n") != b": generating\n\n":
+                pass
+            go.set()
+            assert (await answer.read()).endswith(DONE)
+
+
+async def test_no_pulse_divides_an_event_or_follows_the_end() -> None:
+    """An event of more than 1 MiB passes in pieces; and a replica may keep its connection open after [DONE]."""
+    begun, ended, other = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    whole = event("hello") + event("a" * (3 << 20), "stop") + DONE
+    half = len(whole) // 2
+
+    async def slow(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunk(whole[:half]))
+        await begun.wait()
+        writer.write(chunk(whole[half:]))
+        await ended.wait()
+        writer.write(b"0\r\n\r\n")
+
+    async with (
+        FakeReplica([slow, once(other, streams("b"))]) as replica,
+        running(replica, **OFTEN) as run,
+        run.session.post(run.url + CHAT, json=BODIES[CHAT]) as answer,
+    ):
+        received = await answer.content.readexactly(1 << 20)
+        async with run.session.post(run.url + CHAT, json=BODIES[CHAT]) as second:
+            for _ in range(3):
+                await second.content.readuntil(b"\n\n")
+            begun.set()
+            while not received.endswith(DONE):
+                received += await answer.content.readany()
+            for _ in range(3):
+                await second.content.readuntil(b"\n\n")
+            ended.set()
+            other.set()
+            await second.read()
+        assert received + await answer.read() == whole
 
 
 # -- who gets none
