@@ -14,7 +14,7 @@ Not before the replica's first byte for clients in `EARLY_HEAD`: they wait longe
 while written bytes wait in the gateway, because the client does not read them, and not within an event.
 
 One timer serves all clients of a process. It looks at all of them when the first of them may be due, and at most STEPS times in
-`keepalive_s`, so a pulse is late by at most that part of it.
+`keepalive_s`, so a pulse is late by at most that part of it. If many are due, they get their pulses in turns.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from gateway.request.phases.replies import Replies
 log = logging.getLogger("warmroute.gateway")
 
 STEPS: Final = 16
+AT_ONCE: Final = 100  # pulses in one turn of the event loop
 
 # Clients that get no head before the replica's first byte, by the headers that show them: name -> beginning of the value.
 # Codex waits for a head without limit, but once it has one, it leaves 300 s after the last event. Comments are no events.
@@ -55,7 +56,7 @@ class Pulses:
         """A request begins to wait: if it is for a stream, `forget` must follow."""
         if not (exchange.api.stream and self._live.keepalive_s):
             return
-        if exchange.request.pulses and exchange.api.metered and exchange.dialect.pulse(""):
+        if exchange.request.pulses and exchange.dialect.pulsed:
             self._clients[exchange] = StreamClient(exchange, self._replies, self._audience)
             if self._timer is None:
                 self._arm(self._live.keepalive_s)
@@ -78,11 +79,15 @@ class Pulses:
         every_s, now = self._live.keepalive_s, self._clock()
         if not (self._clients and every_s):
             return
-        soonest = every_s
-        for client in self.clients:
+        soonest, sent = every_s, 0
+        for exchange, client in list(self._clients.items()):
             left = client.served_at() + every_s - now
-            if left <= 0:
-                left = every_s if self._pulse(client, now) else 0.0
+            if left <= 0 and self._pulse(client, now):
+                left, sent = every_s, sent + 1
+                self._clients[exchange] = self._clients.pop(exchange)  # the next time it comes after all others
+                if sent == AT_ONCE:  # others in the next turn
+                    self._arm(0.0)
+                    return
             soonest = min(soonest, left)
         self._arm(max(soonest, every_s / STEPS))
 

@@ -44,6 +44,7 @@ class Messages(Dialect):
     name: ClassVar[str] = "messages"
     translatable: ClassVar[bool] = True
     adds_cached: ClassVar[bool] = True
+    pulsed: ClassVar[bool] = True
     id_header: ClassVar[bytes] = b"Request-Id"
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
@@ -108,6 +109,7 @@ class CountTokens(Messages):
 
     name: ClassVar[str] = "count_tokens"
     translatable: ClassVar[bool] = False
+    pulsed: ClassVar[bool] = False
     lacking: ClassVar[str] = cannot_count("Messages", "/v1/messages")
 
     def assembler(self) -> AnswerAssembler | None:

@@ -25,6 +25,8 @@ from gateway.errors import GatewayError
 class GenerationBody(Dialect):
     """The common part of chat and completions. name: the kind of body, for `request.parse`."""
 
+    pulsed: ClassVar[bool] = True
+
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
         return parse(self.name, raw, most)
 

@@ -36,6 +36,7 @@ class Responses(Dialect):
     name: ClassVar[str] = "responses"
     translatable: ClassVar[bool] = True
     in_background: ClassVar[bool] = True
+    pulsed: ClassVar[bool] = True
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
         body = json_object(raw)
@@ -74,7 +75,7 @@ class Responses(Dialect):
         return name_of(event) in QUIET
 
     def pulse(self, words: str) -> bytes:
-        return comment(words) if self.makes_objects else b""
+        return comment(words)
 
     def streamed(self, api: ApiRequest, body: bytes) -> bytes:
         return response_events(body)
@@ -107,6 +108,7 @@ class CompactResponses(Responses):
     translatable: ClassVar[bool] = False
     makes_objects: ClassVar[bool] = False
     in_background: ClassVar[bool] = False
+    pulsed: ClassVar[bool] = False
     lacking: ClassVar[str] = (
         "No replica that is up can compact a history: most engines cannot. Ask for a summary (POST /v1/responses), and begin a"
         " new conversation with that."
@@ -125,6 +127,7 @@ class CountResponseTokens(Responses):
     translatable: ClassVar[bool] = False
     makes_objects: ClassVar[bool] = False
     in_background: ClassVar[bool] = False
+    pulsed: ClassVar[bool] = False
     lacking: ClassVar[str] = cannot_count("Responses", "/v1/responses")
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,8 @@ import anthropic
 import openai
 import pytest
 
-from gateway.dialects.dialect import OuterReader, StreamReader
 from gateway.dialects.table import DIALECTS
-from gateway.request.exchange import AnswerTap, Exchange
-from gateway.request.extensions import Preparer
-from gateway.request.pulses import EARLY_HEAD, ordinal
+from gateway.request.pulses import AT_ONCE, EARLY_HEAD, ordinal
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.request.test_dialects import (
     ASKED,
@@ -405,49 +403,6 @@ async def test_official_clients_raise_at_an_error_after_the_head(path: str) -> N
 # -- within a stream
 
 
-class EndHolder(OuterReader):
-    """Holds the end of a stream."""
-
-    def feed(self, chunk: bytes) -> bytes:
-        out = self.inner.feed(chunk)
-        self.note()
-        self.holds = self.done
-        return out.removesuffix(DONE)
-
-    def finish(self) -> bytes:
-        return self.inner.finish()
-
-
-class EndTap(AnswerTap):
-    """Gives the end of a stream once the event is set, as a store does that is slow."""
-
-    def __init__(self, go: asyncio.Event) -> None:
-        self._go = go
-
-    def reader(self, inner: StreamReader) -> StreamReader:
-        return EndHolder(inner)
-
-    async def ended(self, reader: StreamReader) -> bytes:
-        await self._go.wait()
-        return DONE
-
-
-async def test_a_held_end_is_waited_for_with_pulses() -> None:
-    go = asyncio.Event()
-
-    async def hold(exchange: Exchange) -> None:
-        exchange.tap = EndTap(go)
-
-    async with FakeReplica([streams("hello")]) as replica, running(replica, **OFTEN) as run:
-        run.gateway.extensions.preparers.append(Preparer(lambda _exchange: True, hold))
-        async with run.session.post(run.url + CHAT, json=BODIES[CHAT]) as answer:
-            assert b'"hello"' in await answer.content.readuntil(b"\n\n")
-            while await answer.content.readuntil(b"\n\n") != b": generating\n\n":
-                pass
-            go.set()
-            assert (await answer.read()).endswith(DONE)
-
-
 async def test_no_pulse_divides_an_event_or_follows_the_end() -> None:
     """An event of more than 1 MiB passes in pieces; and a replica may keep its connection open after [DONE]."""
     begun, ended, other = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -603,6 +558,31 @@ async def test_a_client_that_does_not_read_gets_no_more_pulses() -> None:
         go.set()
 
 
+async def test_many_clients_get_their_pulses_in_turns() -> None:
+    go, count = asyncio.Event(), 3 * AT_ONCE
+    connector = aiohttp.TCPConnector(limit=0, resolver=aiohttp.ThreadedResolver())
+    async with (
+        FakeReplica([once(go, streams("hello"))]) as replica,
+        running(replica, **OFTEN) as run,
+        aiohttp.ClientSession(connector=connector) as run.session,
+    ):
+        clients = [asyncio.create_task(told(run, COMPLETION, asyncio.Event())) for _ in range(count)]
+        await eventually(lambda: sum(client.pulses > 0 for client in run.gateway.pulses.clients) == count)
+        go.set()
+        for found in await asyncio.gather(*clients):
+            assert is_pulse(COMPLETION, found.first)
+
+
+async def test_a_comment_says_how_long_the_prefill_takes_once_that_is_known() -> None:
+    go = asyncio.Event()
+    async with FakeReplica([once(go, streams("hello"))]) as replica, running(replica, **OFTEN) as run:
+        rate = run.gateway.router.ledger.rates.of(replica.name)
+        for _ in range(9):
+            rate.learn(2000, 200.0)  # ten tokens in a second
+        found = await told(run, CHAT, go)
+        assert re.fullmatch(rb": computing 227 tokens, about 2[0-9] s\n\n", found.first), found.first
+
+
 async def test_a_connection_is_reused_after_pulses() -> None:
     go = asyncio.Event()
     script = [once(go, streams("one")), streams("two")]
@@ -627,8 +607,7 @@ def test_the_table_of_agents_is_that_of_the_code() -> None:
 
 
 def test_what_each_api_gets() -> None:
-    pulsed = {path for path, dialect in DIALECTS.items() if dialect.pulse("x")}
-    assert pulsed == {*BODIES, "/v1/messages/count_tokens"}  # which does not stream
+    assert {path for path, dialect in DIALECTS.items() if dialect.pulsed} == set(BODIES)
     assert {DIALECTS[path].pulse("queued 3rd") for path in BODIES} == {PING, b": queued 3rd\n\n"}
 
 
