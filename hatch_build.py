@@ -164,6 +164,7 @@ HOT = (
     "gateway/features/keys/limit_phases.py",
     "gateway/request/phases/reading.py",
     "gateway/request/phases/scopes.py",
+    "gateway/request/pulses.py",
     "gateway/request/record.py",
     "gateway/request/resumption.py",
     "gateway/request/retries.py",

@@ -52,6 +52,7 @@ from gateway.request.phases.ending import EndPhase
 from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.phases.reading import ReadPhases
 from gateway.request.phases.replies import Replies
+from gateway.request.pulses import Pulses
 from gateway.request.resumption import Resumption
 from gateway.request.running import RunningRequests
 from gateway.request.settle import Observer, observers_of
@@ -137,6 +138,7 @@ class Core:
         self.meter = Meter(self.live, self.metrics, self.wall_clock)
         self.objects = ReplicaObjects(self.live, self.router, self.clock)
         self.replies = Replies(self.live, self.running, self.access)
+        self.pulses = Pulses(self.live, self.replies, self.access, self.clock)
         self.extensions = Extensions()
         self.attempts = Attempts(
             fleet=self.fleet,
@@ -212,6 +214,7 @@ def lifecycle_of(core: Core) -> Lifecycle:
         ),
         ending=EndPhase(core.attempts, core.objects, extensions, core.running, core.observers, clock),
         replies=core.replies,
+        pulses=core.pulses,
         clock=clock,
     )
 

@@ -19,6 +19,7 @@ RETRY_S: Final = 2  # a Retry-After while replicas are probed
 NAMED: Final = 20  # models, replicas or pools in a text that lists them, of possibly thousands
 
 INSUFFICIENT_QUOTA: Final = "insufficient_quota"  # a spent budget: 429, but repeating the request is useless
+REPLICA_FAILED: Final = "replica_failed"  # no replica could answer, or complete its answer
 TIMEOUT: Final = "timeout"  # of a replica that is up: 504, but a repetition would take as long
 _PASSING: Final = frozenset([408, 409, 425, 429])  # errors of the client that a repetition may cure
 

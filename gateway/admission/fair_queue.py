@@ -82,6 +82,44 @@ class FairQueue(Generic[T]):
         most = max(map(len, level.values()))
         return next(next(reversed(waiters)) for waiters in reversed(level.values()) if len(waiters) == most)
 
+    def place(self, waiter: Waiter[T], most: int) -> int:
+        """The waiter's place in the order of service if nobody comes or leaves, from 1 on. 0: it is not here, or has `most` or
+        more before it. O(most).
+        """
+        ahead = 0
+        for priority in reversed(self._priorities):
+            level = self._levels[priority]
+            if priority <= waiter.priority:
+                return self._place_in(level, waiter, ahead, most) if priority == waiter.priority else 0
+            for waiters in level.values():
+                ahead += len(waiters)
+                if ahead >= most:
+                    return 0
+        return 0
+
+    def _place_in(self, level: OrderedDict[str, OrderedDict[Waiter[T], None]], waiter: Waiter[T], ahead: int, most: int) -> int:
+        """`place` within its priority, whose tenants take turns. ahead: waiters of higher priorities."""
+        own = 0  # waiters of its tenant before it
+        for other in level.get(waiter.tenant, ()):
+            if other is waiter:
+                break
+            own += 1
+            if ahead + own >= most:
+                return 0
+        else:
+            return 0
+        ahead, turns = ahead + own, own + 1  # of each tenant with an earlier turn
+        for tenant, waiters in level.items():
+            if tenant == waiter.tenant:
+                turns = own
+                if not turns:
+                    break
+            else:
+                ahead += min(len(waiters), turns)
+            if ahead >= most:
+                return 0
+        return ahead + 1
+
     def __len__(self) -> int:
         return self._size
 
@@ -129,6 +167,11 @@ class ReleaseRate:
         self._releases += 1
         self._seconds += now - self._since
         self._since = now
+
+    @property
+    def known(self) -> bool:
+        """True if a slot has come free since the start."""
+        return self._releases > 1
 
     def seconds_to_next(self, now: float) -> float:
         """Expected seconds until a slot comes free, if all are taken now."""

@@ -31,6 +31,7 @@ from gateway.errors import GatewayError, bad_request
 
 MAX_PRIORITY = 100
 RETRY_S = 1, 60  # bounds of Retry-After
+MAX_PLACE = 100  # in the queue; a place behind it is not counted
 
 QUEUE_FULL, QUEUE_TIMEOUT = "queue_full", "queue_timeout"
 REASONS = (QUEUE_FULL, QUEUE_TIMEOUT)
@@ -72,6 +73,32 @@ class Permit:
 _Waiter = Waiter[asyncio.Future[Permit | GatewayError]]
 
 
+class Place:
+    """The place of one request in the queue of a pool, while it waits there."""
+
+    __slots__ = ("_pool", "_waiter")
+
+    def __init__(self) -> None:
+        self._pool: Admission | None = None
+        self._waiter: _Waiter | None = None
+
+    def enter(self, pool: Admission, waiter: _Waiter) -> None:
+        self._pool, self._waiter = pool, waiter
+
+    def leave(self) -> None:
+        self._pool = self._waiter = None
+
+    def found(self) -> tuple[int, float | None] | None:
+        """The place, 1: the next one, 0: beyond MAX_PLACE; and the expected seconds to a slot, None: unknown. None: it does not
+        wait. O(MAX_PLACE).
+        """
+        pool, waiter = self._pool, self._waiter
+        return pool.place_of(waiter) if pool is not None and waiter is not None else None
+
+    def __repr__(self) -> str:
+        return f"<Place {self.found()}>"
+
+
 class Admission:
     """Admission of requests to a pool (see the module). inflight: taken slots. refused: requests rejected so far, by reason."""
 
@@ -109,8 +136,8 @@ class Admission:
             self._rate.saturated(self._clock())
         return Permit(self)
 
-    async def wait(self, tenant: str, priority: int) -> Permit:
-        """A permit, at once or from the queue. Raises GatewayError 429."""
+    async def wait(self, tenant: str, priority: int, place: Place | None = None) -> Permit:
+        """A permit, at once or from the queue. place: shows the request's place meanwhile. Raises GatewayError 429."""
         permit = self.try_admit()
         if permit is not None:
             return permit
@@ -118,16 +145,26 @@ class Admission:
         waiter: _Waiter = Waiter(tenant, priority, loop.create_future())
         self._enqueue(waiter)
         timer = loop.call_later(self._queue_s, self._reject, waiter, QUEUE_TIMEOUT)
+        if place is not None:
+            place.enter(self, waiter)
         answer = None
         try:
             answer = await waiter.result
         finally:
             timer.cancel()
+            if place is not None:
+                place.leave()
             if answer is None:
                 self._abandon(waiter)
         if isinstance(answer, GatewayError):
             raise answer.again()
         return answer
+
+    def place_of(self, waiter: _Waiter) -> tuple[int, float | None]:
+        """See Place.found."""
+        place = self._queue.place(waiter, MAX_PLACE)
+        known = place > 0 and self._rate.known
+        return place, self._rate.seconds_to_next(self._clock()) * place if known else None
 
     def resize(self, *, max_inflight: int, max_queue: int, queue_s: float) -> None:
         """New bounds. Running requests go on, waiters beyond max_queue are rejected; queue_s applies to later requests."""

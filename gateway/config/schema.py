@@ -311,6 +311,11 @@ class LimitConfig(ConfigSection, frozen=True):
     client_idle_s: Annotated[
         Seconds, about("Seconds that a client's connection may be idle, or be sending one request's head.")
     ] = 75.0
+    keepalive_s: Annotated[
+        float,
+        Meta(ge=0, le=MAX_NUMBER, extra={EXPECTED: "0 (off) or more"}),
+        about("Seconds without a byte until a client that waits for a stream gets a sign of life (a comment, a ping); 0: off."),
+    ] = 15.0
     drain_accept_s: Annotated[
         float,
         Meta(ge=0, le=MAX_NUMBER, extra={EXPECTED: "0 (none) or more"}),

@@ -246,6 +246,7 @@ class Dialect(Answers):
     lacking: ClassVar[str] = ""  # the client's message if no replica knows the path (404); "": the replica's own answer
     adds_cached: ClassVar[bool] = False  # its usage counts cached tokens beside the other ones
     kept_here: ClassVar[bool] = False  # its paths name objects that the gateway may store itself
+    pulsed: ClassVar[bool] = False  # clients that wait for a stream get signs of life
     in_background: ClassVar[bool] = False  # a stored request may run in the background
     id_header: ClassVar[bytes] = b""  # name of the header for the request's id that its clients expect beside X-Request-Id
 
@@ -300,6 +301,17 @@ class Dialect(Answers):
         O(keys).
         """
         raise NotImplementedError
+
+    def pulse(self, words: str) -> bytes:
+        """A sign of life within a stream, between two events, which the dialect's official clients ignore; if it is `pulsed`.
+
+        words: the cause of the wait, one line. Not every dialect has a place for them.
+        """
+        raise NotImplementedError
+
+    def streamed(self, api: ApiRequest, body: bytes) -> bytes:
+        """A whole plain answer of this dialect as a stream. Raises ValueError if it has no such form."""
+        raise ValueError("no stream form")
 
     # -- errors
 

@@ -5,9 +5,12 @@ A replica may send any body: at most MAX_READ bytes of it are read, and the resu
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Final
 
 import orjson
+
+from gateway.errors import GatewayError
 
 MAX_READ: Final = 8 << 10  # bytes of a body
 MAX_EXCERPT: Final = 200  # characters
@@ -24,6 +27,18 @@ def excerpt(body: bytes) -> str:
     except orjson.JSONDecodeError:
         message = ""
     return one_line(message or body.decode("utf-8", "replace"))
+
+
+def replica_error(status: int, body: bytes) -> GatewayError:
+    """The error that a replica has answered with. body: of the answer, or its beginning."""
+    answer: Any = None
+    with contextlib.suppress(orjson.JSONDecodeError):
+        answer = orjson.loads(body)
+    error = answer.get("error") if isinstance(answer, dict) else None
+    told: dict[str, Any] = error if isinstance(error, dict) else {}
+    code, param = (value if isinstance(value := told.get(name), str) else None for name in ("code", "param"))
+    text = message_of(answer) or excerpt(body) or f"The replica answered {status}."
+    return GatewayError(status, code or "replica_error", text, param=param)
 
 
 def one_line(text: str) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 
 import pygtrie
 
-from gateway.admission.pool_queue import Admission, Permit, priority_of
+from gateway.admission.pool_queue import Admission, Permit, Place, priority_of
 from gateway.config.kinds import MATCH_ALL
 from gateway.config.schema import Config, FallbackConfig
 from gateway.config.sections import processes_of
@@ -78,14 +78,14 @@ class Target:
     named: bool = False
     translate: tuple[str, ...] | None = None
 
-    async def wait(self, tenant: str, priority: str | None, most: int | None = None) -> Permit:
+    async def wait(self, tenant: str, priority: str | None, most: int | None = None, place: Place | None = None) -> Permit:
         """Waits for a slot at the replicas. priority: the client's header. most: maximum of the priority, and its value without
-        a header; None: no maximum. Raises GatewayError 400 or 429.
+        a header; None: no maximum. place: shows the place in the queue meanwhile. Raises GatewayError 400 or 429.
         """
         wanted = priority_of(priority)
         if most is not None:
             wanted = most if priority is None else min(wanted, most)
-        return await self.admission.wait(tenant, wanted)
+        return await self.admission.wait(tenant, wanted, place)
 
     def require(self) -> None:
         """Raises GatewayError 503 without a replica to try."""

@@ -12,7 +12,7 @@ garbage are at most a fifth of all requests plus a reserve of 100, so that they 
 many they are. A replica without the endpoint costs neither: it is not asked again for a while. A time limit at a replica that
 is up ends the request (504): another replica would need as long for the same prompt.
 
-If the pool has a fallback (`fallback/`), that pool gets the request next, and the client no refusal of this one. Earlier
+If the pool has a fallback (`fallback_pools/`), that pool gets the request next, and the client no refusal of this one. Earlier
 attempts count, but each further pool gets one attempt at least; the budget is the same.
 
 The effect of a failed attempt on its replica's breaker is decided when the request's outcome is known (`verdicts.py`).
@@ -339,11 +339,26 @@ class Attempts:
             return False
         if refusal and refusal.status == LOOP_DETECTED:  # the request's way is the cause, not the pool
             return False
-        fallback, reason = self._extensions.fallback, attempts.failed[-1]["reason"]
-        further = fallback.find(exchange) if fallback is not None else None
-        if attempts.sent > MAX_REACHED and reason == "reset":  # the prompt may kill engines: one more pool is enough
+        return not verdicts.unpaid and self._finds_pool(exchange)
+
+    def leaves_pool(self, exchange: Exchange) -> bool:
+        """True if another pool gets a stream that broke off before its first token, and that nobody here could begin again."""
+        attempts = exchange.attempts
+        if not exchange.may_begin_again or exchange.api.refers or not attempts.failed:
             return False
-        if further is None or verdicts.unpaid or not self._may_retry(reason):
+        if not self._finds_pool(exchange):
+            return False
+        attempts.sent += attempts.resumptions
+        return True
+
+    def _finds_pool(self, exchange: Exchange) -> bool:
+        """Set the pool that gets the request next. False: there is none, or no budget."""
+        attempts = exchange.attempts
+        fallback, reason = self._extensions.fallback, attempts.failed[-1]["reason"]
+        further = fallback.find(exchange) if fallback is not None and exchange.target.fallback is not None else None
+        if attempts.sent + attempts.resumptions > MAX_REACHED and reason == "reset":  # the prompt may kill engines
+            return False
+        if further is None or not self._may_retry(reason):
             return False
         attempts.next_target = further
         return True

@@ -109,6 +109,11 @@ class ClientReply:
         self.keep_alive = False
         self.satisfied = False
 
+    @property
+    def flows(self) -> bool:
+        """True if no written bytes wait in the gateway for the client to read."""
+        return True
+
     def begin(self, status: int, headers: bytes, *, length: int | None, first: bytes = b"") -> None:
         """Send the head, and the first bytes of the body with it.
 
@@ -142,8 +147,10 @@ class ClientRequest:
     share of the memory budget; its account's `client` is the client's address (for IPv6 the network). upgrades: it asks for a
     WebSocket, which the replica may accept: then the reply's `feed_from` is for both directions. recent: a feature's memory of
     earlier requests on this connection, or None. any_form: it asks for a stream, and accepts a plain answer as well. opened_by:
-    for a message, the request that opened its connection.
+    for a message, the request that opened its connection. pulses: it may get signs of life before its answer.
     """
+
+    pulses = False
 
     def __init__(self, method: str, path: str, target: str, headers: Headers, lease: MemoryLease) -> None:
         self.upgrades = False

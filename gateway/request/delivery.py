@@ -12,6 +12,7 @@ complete.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
@@ -21,19 +22,22 @@ from gateway.accounting.money import decimal
 from gateway.admission.cors import answer_lines
 from gateway.config.live import Live
 from gateway.dialects.dialect import StreamReader
-from gateway.errors import ClientStalled, GatewayError, ReplicaFailure, shutting_down
+from gateway.dialects.excerpt import replica_error
+from gateway.errors import REPLICA_FAILED, ClientStalled, GatewayError, ReplicaFailure, shutting_down
 from gateway.request.answer_assembly import AssembledReader, AssembledTail
 from gateway.request.attempts import Attempts
 from gateway.request.client import Audience, ClientReply
 from gateway.request.exchange import Exchange
 from gateway.request.forms import EVENT_STREAM
 from gateway.request.notes import DELIVER
-from gateway.request.resumption import Resumption, SentBytes, pump
+from gateway.request.phases.replies import STREAM_LINES, end_with_error, queue_line
+from gateway.request.resumption import Resumption, SecondBegin, SentBytes, pump
 from gateway.request.running import RunningRequests
 from gateway.upstream.client import ReplicaAnswer
 from gateway.upstream.headers import downstream_headers
 
 _CACHE_CONTROL: Final = b"cache-control"
+_MAX_ERROR: Final = 64 << 10  # bytes of a replica's error that becomes an event
 
 
 class Delivery:
@@ -61,6 +65,8 @@ class Delivery:
     async def deliver(self, exchange: Exchange, answer: ReplicaAnswer) -> ClientReply:
         """Send the whole answer to the client; returns when it is complete, or cannot be completed."""
         chosen, attempts, delivered = exchange.booking.chosen, exchange.attempts, exchange.delivered
+        if delivered.early and delivered.reply is not None:
+            return await self._deliver_late(exchange, answer, delivered.reply)
         routed, open_ = b"", self._audience.sees_headers(exchange.request)
         if open_:
             replica = chosen.replica.encode("ascii")
@@ -74,6 +80,8 @@ class Delivery:
             headers += b"%b: %b\r\n" % (exchange.dialect.id_header, id_)
         if self._live.cors_origins:
             headers += answer_lines(self._live.cors_origins, exchange.request.headers.get("Origin"))
+        if exchange.record.placement.queued_s:
+            headers += queue_line(exchange.record)
         delivered.status = answer.status
         if exchange.notes is not None:
             exchange.notes.enter(DELIVER, self._clock())
@@ -81,26 +89,41 @@ class Delivery:
         reply = exchange.request.reply(keep_alive=not self._running.leaving, patience_s=patience_s)
         delivered.reply = reply
         if answer.content_type == EVENT_STREAM and not attempts.body:
-            await self._stream(exchange, answer, reply, headers + exchange.head_lines)
+            await self._stream(exchange, answer, reply, headers + exchange.head_lines + _stream_lines(answer))
         elif attempts.body and attempts.tail is None:
-            exchange.answered(answer)
-            exchange.require_room()
-            body, attempts.body = attempts.body, b""
-            delivered.usage = attempts.usage
-            if answer.status == 200 and (editor := exchange.editor()):
-                body, delivered.usage = editor.whole(body, delivered.usage)
-            if (exchange.assembly or exchange.tap) and answer.status == 200:
-                body = await _watched(exchange, body)
-            if not exchange.answer_counted:
-                delivered.passed = len(body) // BYTES_PER_TOKEN
-            usage = exchange.usage
-            delivered.shown = bool(usage and usage.completion) or _has_output(exchange, answer, body)
+            body = await _whole_body(exchange, answer)
             if open_ and answer.status == 200 and exchange.api.metered:
                 headers += self._cost(exchange)
             reply.begin(answer.status, headers + exchange.head_lines, length=len(body), first=body)
             delivered.last_byte = self._clock()
         else:
             await self._copy(exchange, answer, reply, headers + exchange.head_lines)
+        return reply
+
+    async def _deliver_late(self, exchange: Exchange, answer: ReplicaAnswer, reply: ClientReply) -> ClientReply:
+        """`deliver` after a pulse has sent the head of a stream: another answer becomes one, an error becomes its event."""
+        attempts, delivered = exchange.attempts, exchange.delivered
+        delivered.status = answer.status
+        if exchange.notes is not None:
+            exchange.notes.enter(DELIVER, self._clock())
+        if answer.status == 200 and answer.content_type == EVENT_STREAM and not attempts.body:
+            await self._stream(exchange, answer, reply, None)
+            return reply
+        if answer.status != 200:
+            exchange.answered(answer)
+            error = attempts.body or await _error_of(answer)
+            end_with_error(exchange, reply, replica_error(answer.status, error))
+            return reply
+        if attempts.tail is not None or not attempts.body:
+            raise _no_stream()
+        translated = attempts.lines == STREAM_LINES  # it is a stream already (`Attempts`)
+        body = await _whole_body(exchange, answer)
+        try:
+            events = body if translated else exchange.dialect.streamed(exchange.api, body)
+        except (TypeError, ValueError):  # TypeError: nested too deeply
+            raise _no_stream() from None
+        reply.end(events)
+        delivered.last_byte = self._clock()
         return reply
 
     def _cost(self, exchange: Exchange) -> bytes:
@@ -112,11 +135,10 @@ class Delivery:
         line = b"X-Warmroute-Cost-Usd: %b\r\n" % decimal(bill.total).encode("ascii")
         return line + b"X-Warmroute-Cost-Estimated: %b\r\n" % used.estimated.encode("ascii") if used.estimated else line
 
-    async def _stream(self, exchange: Exchange, answer: ReplicaAnswer, reply: ClientReply, headers: bytes) -> None:
-        """Send the events of a stream to the client as they arrive."""
+    async def _stream(self, exchange: Exchange, answer: ReplicaAnswer, reply: ClientReply, headers: bytes | None) -> None:
+        """Send the events of a stream to the client as they arrive. headers: None: the head is sent."""
         delivered, api = exchange.delivered, exchange.api
-        headers += _stream_lines(answer)
-        delivered.last_byte = self._clock()
+        delivered.last_byte = delivered.sent_at = self._clock()
         kept, completed, error = None, False, None
         counted = delivered.awaits_token = api.metered and answer.status == 200
         if not counted:
@@ -129,16 +151,18 @@ class Delivery:
             return _client_reader(exchange, reader) if counted else reader
 
         try:
-            failure = await pump(exchange, answer, reader_of(), kept, self._clock, headers=headers, needs_done=counted)
+            reader = _second(exchange, reader_of())
+            failure = await pump(exchange, answer, reader, kept, self._clock, headers=headers, needs_done=counted)
             if failure:
                 reply.feed_from(None)
                 answer.close()
                 error = await self._elsewhere(exchange, reply, kept, failure, reader_of)
             completed = error is None
             if error:
+                self._leave_pool(exchange, error)
                 self._break_off(exchange, reply, error, events=True)
         except GatewayError as ours:  # the gateway cannot read it, so another replica's answer would not help
-            if not reply.begun:
+            if not reply.begun or delivered.early:
                 raise
             self._break_off(exchange, reply, ours, events=True)
         except ClientStalled:
@@ -166,6 +190,12 @@ class Delivery:
         if (exchange.delivered.awaits_token and self._attempts.is_final(exchange, failure)) or not (again or kept is not None):
             return self._attempts.broke_off(exchange, failure)
         return await self._resumption.complete(exchange, reply, kept, failure, reader_of)
+
+    def _leave_pool(self, exchange: Exchange, error: GatewayError) -> None:
+        """Raises the error of a stream again if another pool gets its request."""
+        if error.code == REPLICA_FAILED and self._attempts.leaves_pool(exchange):
+            exchange.delivered.status, exchange.delivered.early = 0, True
+            raise error.again()
 
     async def _copy(self, exchange: Exchange, answer: ReplicaAnswer, reply: ClientReply, headers: bytes) -> None:
         """Send any other answer as it arrives: the rest of a large plain answer to a generation, or the answer of another
@@ -221,23 +251,51 @@ class Delivery:
             reply.end()  # only the end of the framing is missing, and nothing may follow [DONE]
             return
         delivered.error = error.message
-        event, reader = None, delivered.reader
+        reader = delivered.reader
         if reader and reader.reported:
             reply.end()  # the client has the engine's own error event
-            return
-        if events and not (reader and reader.within_event):
+        elif events:
             seen = error if self._audience.is_operator(exchange.request) else error.redacted(exchange.record.id)
-            event = exchange.dialect.error_event(seen, reader)
-        if event is None:
-            reply.cut()
+            end_with_error(exchange, reply, seen)
         else:
-            reply.end(event)
+            reply.cut()
+
+
+def _no_stream() -> GatewayError:
+    """A replica's answer to a request for a stream is none, and the client has the head of one."""
+    text = "The replica has answered a request for a stream with another answer, which has no form as a stream."
+    return GatewayError(502, REPLICA_FAILED, text)
+
+
+async def _error_of(answer: ReplicaAnswer) -> bytes:
+    """The body of a replica's error, or its beginning."""
+    with contextlib.suppress(ReplicaFailure):
+        return await answer.begin(_MAX_ERROR)
+    return answer.peek()
+
+
+async def _whole_body(exchange: Exchange, answer: ReplicaAnswer) -> bytes:
+    """The body of a plain answer that was read whole, as the client gets it. Raises GatewayError without room for it."""
+    attempts, delivered = exchange.attempts, exchange.delivered
+    exchange.answered(answer)
+    exchange.require_room()
+    body, attempts.body = attempts.body, b""
+    delivered.usage = attempts.usage
+    if answer.status == 200 and (editor := exchange.editor()):
+        body, delivered.usage = editor.whole(body, delivered.usage)
+    if (exchange.assembly or exchange.tap) and answer.status == 200:
+        body = await _watched(exchange, body)
+    if not exchange.answer_counted:
+        delivered.passed = len(body) // BYTES_PER_TOKEN
+    usage = exchange.usage
+    delivered.shown = bool(usage and usage.completion) or _has_output(exchange, answer, body)
+    return body
 
 
 def _stream_lines(answer: ReplicaAnswer) -> bytes:
-    """Lines of a stream's head beside the replica's."""
-    uncached = b"" if any(name == _CACHE_CONTROL for name, _ in answer.head.headers) else b"Cache-Control: no-cache\r\n"
-    return uncached + b"X-Accel-Buffering: no\r\n"  # nginx in front must not hold chunks back
+    """Header lines of a stream, beside the replica's. nginx in front must not hold chunks back."""
+    cached = any(name == _CACHE_CONTROL for name, _ in answer.head.headers)
+    return b"X-Accel-Buffering: no\r\n" if cached else b"Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
 
 
 def _has_output(exchange: Exchange, answer: ReplicaAnswer, body: bytes) -> bool:
@@ -264,6 +322,12 @@ def _client_reader(exchange: Exchange, reader: StreamReader) -> StreamReader:
     if exchange.assembly is not None:
         reader = AssembledReader(reader, exchange.assembly)
     return exchange.tap.reader(reader) if exchange.tap else reader
+
+
+def _second(exchange: Exchange, reader: StreamReader) -> StreamReader:
+    """The reader; after the opening of another pool's stream, which broke off, without a second opening."""
+    before = exchange.delivered.reader
+    return SecondBegin(reader, exchange.dialect.is_opening) if before is not None and before.opened else reader
 
 
 def _length(answer: ReplicaAnswer, method: str) -> int | None:

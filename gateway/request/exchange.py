@@ -15,7 +15,7 @@ from typing import Final
 from gateway.accounting.consumed import Consumption, Prediction, consumed
 from gateway.accounting.meter import Bill
 from gateway.admission.memory import LARGE_BODY
-from gateway.admission.pool_queue import Permit
+from gateway.admission.pool_queue import Permit, Place
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import AnswerEditor, Answers, AnswerTail, Dialect, StreamReader
 from gateway.dialects.usage import Usage, bounded, counted_once
@@ -111,8 +111,9 @@ class AttemptLog:
 class DeliveryLog:
     """The progress of the answer to the client.
 
-    status: 0 before an answer. reply: None before an answer. awaits_token: a stream has no token so far. first_token,
-    last_byte: readings of the clock. done_sent: the stream's own end was sent: a client that disconnects then has everything.
+    status: 0 before an answer. reply: None before an answer. early: its head was sent before there was an answer. awaits_token:
+    a stream has no token so far. first_token, last_byte: readings of the clock. sent_at: likewise, when a stream's client got
+    bytes last; 0: not yet. done_sent: the stream's own end was sent: a client that disconnects then has everything.
     reader: of the stream. resumed: number of times that another replica continued it. passed: tokens of its finished streams.
     shown: a plain answer has a token. late: more tokens passed after the usage. error: why the answer could not be completed,
     or "". bill: of a plain answer, made before it was sent.
@@ -122,6 +123,7 @@ class DeliveryLog:
         "awaits_token",
         "bill",
         "done_sent",
+        "early",
         "error",
         "first_token",
         "last_byte",
@@ -130,6 +132,7 @@ class DeliveryLog:
         "reader",
         "reply",
         "resumed",
+        "sent_at",
         "shown",
         "status",
         "usage",
@@ -138,6 +141,8 @@ class DeliveryLog:
     def __init__(self) -> None:
         self.status = 0
         self.reply: ClientReply | None = None
+        self.early = False
+        self.sent_at = 0.0
         self.awaits_token = False
         self.first_token: float | None = None
         self.last_byte: float | None = None
@@ -150,6 +155,12 @@ class DeliveryLog:
         self.error = ""
         self.usage: Usage | None = None
         self.bill: Bill | None = None
+
+    def passed_on(self, out: bytes, now: float) -> None:
+        """Bytes of a stream have come, of which the client has got these."""
+        self.last_byte = now
+        if out:
+            self.sent_at = now
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -203,13 +214,14 @@ class RewrittenRequest:
 class Exchange:
     """The state of one request (see the module).
 
-    caller, api, target, booking: set once their phase is over; parsed, booked: True then. permit: the slot in the pool. notes:
-    of a feature that follows the request, or None. tap: stage through which a good answer passes, or None. salt: the tenant's,
-    for engines, if tenants are isolated; else empty. rewritten: the request in another dialect, once a replica needed it.
+    caller, api, target, booking: set once their phase is over; parsed, booked: True then. permit: the slot in the pool. place:
+    in its queue, or None. notes: of a feature that follows the request, or
+    None. tap: stage through which a good answer passes, or None. salt: the tenant's, for engines, if tenants are isolated;
+    else empty. rewritten: the request in another dialect, once a replica needed it.
     answers: reads the answer of the current replica: `dialect`, or set by its form (`forms.py`). edited: the editor of that
     answer, or None. assembly: assembles the answer as a value, or None. head_lines: of features, for the head of the answer.
-    binding: of a feature, to one pool, or None.
-    body_size: bytes of the body when a replica was chosen, which is dropped before the answer ends.
+    binding: of a feature, to one pool, or None. body_size: bytes of the body when a replica was chosen, which is dropped before
+    the answer ends.
     """
 
     __slots__ = (
@@ -231,6 +243,7 @@ class Exchange:
         "notes",
         "parsed",
         "permit",
+        "place",
         "record",
         "request",
         "rewritten",
@@ -249,6 +262,7 @@ class Exchange:
         self.dialect = dialect
         self.record = record
         self.permit: Permit | None = None
+        self.place: Place | None = None
         self.notes: Notes | None = None
         self.tap: AnswerTap | None = None
         self.parsed = self.booked = False

@@ -7,14 +7,16 @@
        └──────────┴─────────┴────────┴──────────┴──► the error's answer, in the dialect's shape
                             ▲        ▲          │ fails before its first byte: another replica (attempts.py)
                             │        └── move ──┤
-                            └─── another pool ──┘ for a failure of the pool, where it has a fallback (features)
+                            └─── another pool ──┘ for a failure of the pool, where it has a fallback (features);
+                                                  of a stream up to its first token
 
 - identify: its sender (by its key, if there are keys), its id, its dialect; loops are refused.
 - parse: its body is read and parsed.
 - answerers, preparers: features that answer a request themselves, or change it (`extensions.py`).
 - admit: the replicas that serve its model, and a slot there, at once or after a wait in the pool's queue.
 - choose: one synchronous decision of the router, with its booking.
-- attempt: up to the first byte of an answer. The client has got nothing yet, so it does not notice failures.
+- attempt: up to the first byte of an answer. The client has got nothing yet but pulses (`pulses.py`), so it does not notice
+  failures.
 - deliver: the answer to the client. From now on an error can only be an event of the stream.
 - settle: the record is completed, and the observers get it. The booking is closed in any case, also if the client disconnects
   (its
@@ -48,8 +50,10 @@ from gateway.request.phases.choosing import ChoosePhase
 from gateway.request.phases.ending import EndPhase
 from gateway.request.phases.reading import ReadPhases
 from gateway.request.phases.replies import Replies
+from gateway.request.pulses import Pulses
 from gateway.request.record import new_record, tenant_label
 from gateway.request.running import RunningRequests
+from gateway.upstream.client import ReplicaAnswer
 
 log = logging.getLogger("warmroute.gateway")
 
@@ -69,6 +73,7 @@ class Lifecycle:
     delivery: Delivery
     ending: EndPhase
     replies: Replies
+    pulses: Pulses
     clock: Callable[[], float]
 
     def serve(self, request: ClientRequest) -> Coroutine[Any, Any, ClientReply]:
@@ -100,6 +105,7 @@ class Lifecycle:
             log.exception("unhandled error", extra={"path": exchange.request.path, "id": exchange.record.id})
             return self.replies.bug(exchange)
         finally:
+            self.pulses.forget(exchange)
             self.ending.settle(exchange, task)
             del task  # else a cancelled task, its error and this frame are a cycle, and the request stays in memory with it
 
@@ -117,22 +123,24 @@ class Lifecycle:
         for preparer in self.extensions.preparers:
             if preparer.concerns(exchange):
                 await preparer.prepare(exchange)
+        self.pulses.watch(exchange)
         fallback = self.extensions.fallback
         target: Target | None = None
         while True:
             try:
                 await self.admitting.admit(exchange, target)
                 self.choosing.choose(exchange)
-                answer = await self.attempts.first_answer(exchange)
-                break
+                return await self._deliver(exchange, await self.attempts.first_answer(exchange))
             except GatewayError as failure:
                 failed = failure.again()
             exchange.leave_queue()
             if fallback is None or not (target := await fallback.after(exchange, failed)):
-                if own := self._substitute(exchange, failed):
-                    return own
-                answer = self.attempts.final_refusal(exchange, failed)
                 break
+        if not exchange.delivered.early and (own := self._substitute(exchange, failed)):
+            return own
+        return await self._deliver(exchange, self.attempts.final_refusal(exchange, failed))
+
+    async def _deliver(self, exchange: Exchange, answer: ReplicaAnswer) -> ClientReply:
         try:
             reply = await self.delivery.deliver(exchange, answer)
         finally:

@@ -103,7 +103,7 @@ class AnswerRecord:
     """The answer to a request. answered: the status of the replica's answer that the client got, 0: none. ok: the replica
     answered well. shown: at least a token of the answer has come. complete: the answer was good and sent completely. own: the
     gateway answers, and no replica. resumed: number of times that another replica continued it. translated: the replica was
-    asked in chat. unread: a session (101) may have used tokens that its usage lacks.
+    asked in chat. pulses: signs of life sent by the gateway. unread: a session (101) may have used tokens that its usage lacks.
     """
 
     answered = 0
@@ -112,6 +112,7 @@ class AnswerRecord:
     last_byte: float | None = None
     ok = False
     own = False
+    pulses = 0
     resumed = 0
     shown = False
     translated = False

@@ -108,7 +108,7 @@ async def pump(
     def sink(data: bytes) -> None:
         out = reader.feed(data)
         reply.write(out)
-        delivered.last_byte = clock()
+        delivered.passed_on(out, clock())
         if kept is not None or delivered.awaits_token:
             _gone(exchange, answer, reader, kept, out)
         if reader.enough:
@@ -250,6 +250,7 @@ class SecondBegin(OuterReader):
 
     def __init__(self, inner: StreamReader, is_opening: Callable[[bytes], bool]) -> None:
         super().__init__(inner)
+        self.opened = True
         self._is_opening = is_opening
 
     def feed(self, chunk: bytes) -> bytes:
@@ -260,6 +261,7 @@ class SecondBegin(OuterReader):
 
     def _noted(self, out: bytes, *, over: bool) -> bytes:
         self.note()
+        self.opened = True  # by the first stream
         self.within_event, self.holds = self.inner.within_event, self.inner.holds
         return out if over else b"".join(event for event in events_of(out) if not self._is_opening(event))
 

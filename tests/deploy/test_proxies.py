@@ -50,12 +50,13 @@ class Site:
 
 
 @contextlib.contextmanager
-def gateway(port: int, admin: int, replica: int, folder: Path) -> Iterator[None]:
-    """A gateway on this port, in front of a replica (which need not be there)."""
+def gateway(port: int, admin: int, replica: int, folder: Path, **more: Any) -> Iterator[None]:
+    """A gateway on this port, in front of a replica (which need not be there). more: keys of its configuration."""
     settings = {
         "listen": f"127.0.0.1:{port}",
         "admin_listen": f"127.0.0.1:{admin}",
         "pools": [{"replicas": [f"http://127.0.0.1:{replica}"]}],
+        **more,
     }
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(settings), "utf-8")
@@ -136,6 +137,7 @@ http {{
 """
 HAPROXY_SOCKET = "/run/haproxy/admin.sock"
 MODEL = "sim"
+SIM = [sys.executable, "-m", "gateway.commands.cli", "replica", "--engine", "sim"]
 TOKENS = 40
 INFLIGHT = re.compile(r"^warmroute_replica_inflight\{.*\} 1", re.MULTILINE)
 
@@ -169,18 +171,7 @@ def proxied(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.delenv("WARMROUTE_ADMIN_KEY", raising=False)
     port, behind, admin, replica = (free_port() for _ in range(4))
     command = command_of(request.param, block_of(request.param, port, behind), tmp_path)
-    sim = [
-        sys.executable,
-        "-m",
-        "gateway.commands.cli",
-        "replica",
-        "--engine",
-        "sim",
-        "--port",
-        str(replica),
-        "--decode-rate",
-        "20",
-    ]
+    sim = [*SIM, "--port", str(replica), "--decode-rate", "20"]
     with (
         running(sim, tmp_path / "replica.log", lambda: answers(f"http://127.0.0.1:{replica}/v1/models")),
         gateway(behind, admin, replica, tmp_path),
@@ -251,3 +242,42 @@ def test_haproxy_takes_a_gateway_out_at_an_operators_command(proxied: tuple[int,
         control.sendall(b"set server warmroute/a state drain\n")
         assert control.recv(1000).strip() == b"", "haproxy answers nothing on success"
     assert ask(proxied[0], "/ready", "localhost")[0] == 503
+
+
+# -- a proxy that cuts what is silent
+
+IMPATIENT = """
+server {{
+  listen 127.0.0.1:{port};
+  proxy_http_version 1.1; proxy_read_timeout 1s; proxy_next_upstream off;
+  location / {{ proxy_pass http://127.0.0.1:{gateway}; }}
+}}
+"""
+PATHS = {"/v1/chat/completions": b"data: [DONE]\n\n", "/v1/messages": b"message_stop", "/v1/responses": b"response.incomplete"}
+
+
+@pytest.mark.parametrize("keepalive_s", [0.2, 0])
+def test_signs_of_life_keep_a_proxy_from_cutting_a_long_prefill(keepalive_s: float, tmp_path: Path) -> None:
+    """A prefill of 3 s behind nginx, which waits for a byte for 1 s."""
+    port, behind, admin, replica = (free_port() for _ in range(4))
+    conf = tmp_path / "nginx.conf"
+    conf.write_text(AROUND.format(folder=tmp_path, block=IMPATIENT.format(port=port, gateway=behind)))
+    sim = [*SIM, "--port", str(replica), "--prefill-rate", "1000"]
+    with (
+        running(sim, tmp_path / "replica.log", lambda: answers(f"http://127.0.0.1:{replica}/v1/models")),
+        gateway(behind, admin, replica, tmp_path, limits={"keepalive_s": keepalive_s}, timeouts={"first_byte_s": 60}),
+        running(
+            [str(tool("nginx")), "-c", str(conf)], tmp_path / "nginx.log", lambda: answers(f"http://127.0.0.1:{port}/ready")
+        ),
+    ):
+        model = model_at(port)
+        for number, (path, end) in enumerate(PATHS.items()):
+            text = f"{number} of the words. " * 500
+            body = json.loads(chat(model, text, stream=True, max_tokens=2))
+            if path == "/v1/responses":
+                body = {"model": model, "input": text, "stream": True, "max_output_tokens": 16}
+            status, told = ask(port, path, "localhost", json.dumps(body).encode(), **{"Content-Type": "application/json"})
+            if keepalive_s:
+                assert (status, end in told.encode()) == (200, True), told[-300:]
+            else:
+                assert status == 504

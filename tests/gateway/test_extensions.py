@@ -17,19 +17,20 @@ import pytest
 from gateway.cluster.messages import Drain
 from gateway.core import Surroundings
 from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.dialect import Dialect, StreamReader
+from gateway.dialects.dialect import Dialect, OuterReader, StreamReader
 from gateway.dialects.table import DIALECTS, Dialects
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, bad_request
 from gateway.fleet.membership import Member
 from gateway.request.client import ClientReply, InternalRequest
-from gateway.request.exchange import Exchange
-from gateway.request.extensions import Answerer
+from gateway.request.exchange import AnswerTap, Exchange
+from gateway.request.extensions import Answerer, Preparer
 from gateway.request.record import SettledRequest
 from gateway.request.slots import Slot
 from gateway.upstream.headers import Address
 from tests.gateway.composed import CHAT, chat, completion, composed, stream
-from tests.gateway.conftest import eventually
+from tests.gateway.conftest import BODY, eventually, running
+from tests.support.fakes import DONE, FakeReplica, streams
 from tests.support.in_memory import BytesReply, BytesRequest, MemoryDials, framed, replica
 
 # -- a request without a socket
@@ -289,3 +290,52 @@ async def test_a_member_source_adds_drains_and_removes_replicas(caplog: pytest.L
         await source.queue.put([])
         await eventually(lambda: not (state := fleet.named("pod-0")) or state.leaving)
         assert {await ask(number) for number in range(6, 10)} == {"replica.memory"}
+
+
+# -- a stage that holds the end of a stream
+
+
+class EndHolder(OuterReader):
+    """Holds the end of a stream."""
+
+    def feed(self, chunk: bytes) -> bytes:
+        out = self.inner.feed(chunk)
+        self.note()
+        self.holds = self.done
+        return out.removesuffix(DONE)
+
+    def finish(self) -> bytes:
+        return self.inner.finish()
+
+
+class EndTap(AnswerTap):
+    """Gives the end of a stream once the event is set, as a store does that is slow."""
+
+    def __init__(self, go: asyncio.Event) -> None:
+        self._go = go
+
+    def reader(self, inner: StreamReader) -> StreamReader:
+        return EndHolder(inner)
+
+    async def ended(self, reader: StreamReader) -> bytes:
+        await self._go.wait()
+        return DONE
+
+
+async def test_a_held_end_is_waited_for_with_pulses() -> None:
+    go = asyncio.Event()
+
+    async def hold(exchange: Exchange) -> None:
+        exchange.tap = EndTap(go)
+
+    async with (
+        FakeReplica([streams("hello")]) as replica,
+        running(replica, limits={"keepalive_s": 0.02, "drain_timeout_s": 1}) as run,
+    ):
+        run.gateway.extensions.preparers.append(Preparer(lambda _exchange: True, hold))
+        async with run.session.post(run.url + CHAT, json={**BODY, "stream": True}) as answer:
+            assert b'"hello"' in await answer.content.readuntil(b"\n\n")
+            while await answer.content.readuntil(b"\n\n") != b": generating\n\n":
+                pass
+            go.set()
+            assert (await answer.read()).endswith(DONE)

@@ -28,12 +28,14 @@ from gateway.dialects.full_context import FullContext
 from gateway.dialects.json_edits import Edit, read_object
 from gateway.dialects.passthrough import PassThrough
 from gateway.dialects.prompt.canonical import CanonicalPrompt
+from gateway.dialects.stream_forms import message_events
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError
 from router import Prompt
 
 _SCANNED_AT_ONCE: Final = 1 << 12  # bytes that the event loop may scan, turn by turn
 _LIMITS: Final[tuple[str, ...]] = ("max_tokens",)
+_PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 class Messages(Dialect):
@@ -42,6 +44,7 @@ class Messages(Dialect):
     name: ClassVar[str] = "messages"
     translatable: ClassVar[bool] = True
     adds_cached: ClassVar[bool] = True
+    pulsed: ClassVar[bool] = True
     id_header: ClassVar[bytes] = b"Request-Id"
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
@@ -74,6 +77,12 @@ class Messages(Dialect):
     def is_opening(self, event: bytes) -> bool:
         return name_of(event) == OPENING
 
+    def pulse(self, words: str) -> bytes:
+        return _PING
+
+    def streamed(self, api: ApiRequest, body: bytes) -> bytes:
+        return message_events(body)
+
     def assembler(self) -> AnswerAssembler | None:
         return MessageAssembler()
 
@@ -100,6 +109,7 @@ class CountTokens(Messages):
 
     name: ClassVar[str] = "count_tokens"
     translatable: ClassVar[bool] = False
+    pulsed: ClassVar[bool] = False
     lacking: ClassVar[str] = cannot_count("Messages", "/v1/messages")
 
     def assembler(self) -> AnswerAssembler | None:

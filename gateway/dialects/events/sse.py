@@ -22,6 +22,11 @@ _DATA: Final = b"data:"
 _NO_DATA: Final = re.compile(rb"(?:(?::|retry:)[^\r\n]*+[\r\n]|[\r\n])*+")
 
 
+def comment(words: str) -> bytes:
+    """A comment, which clients ignore, between two events. words: one line of ASCII."""
+    return b": %b\n\n" % words.encode("ascii")
+
+
 def end_of(data: bytes | bytearray, searched: int = 0) -> int:
     """The offset behind the first event, -1 if it is incomplete. searched: no end begins before this offset. O(length up to
     there).

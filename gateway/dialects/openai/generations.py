@@ -8,6 +8,7 @@ from gateway.dialects.answer import UsageTail, usage_of
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import AnswerTail, Continuation, Dialect, StreamReader
 from gateway.dialects.events.first_event import FirstEvent
+from gateway.dialects.events.sse import comment
 from gateway.dialects.finished_answer import AnswerAssembler
 from gateway.dialects.full_context import FullContext
 from gateway.dialects.openai.chat_answer import ChatAssembler
@@ -16,12 +17,15 @@ from gateway.dialects.openai.errors import error_body, full_context_error
 from gateway.dialects.openai.request import CHAT, COMPLETION, GUESS, parse
 from gateway.dialects.openai.stream import ChunkReader, SeveralReader, first_event, is_opening
 from gateway.dialects.openai.usage import parse_usage
+from gateway.dialects.stream_forms import chunks_of
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError
 
 
 class GenerationBody(Dialect):
     """The common part of chat and completions. name: the kind of body, for `request.parse`."""
+
+    pulsed: ClassVar[bool] = True
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
         return parse(self.name, raw, most)
@@ -42,6 +46,12 @@ class GenerationBody(Dialect):
 
     def is_opening(self, event: bytes) -> bool:
         return is_opening(event)
+
+    def pulse(self, words: str) -> bytes:
+        return comment(words)
+
+    def streamed(self, api: ApiRequest, body: bytes) -> bytes:
+        return chunks_of(body, strip_usage=api.strip_usage)
 
     def assembler(self) -> AnswerAssembler:
         return ChatAssembler()

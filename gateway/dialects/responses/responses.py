@@ -13,6 +13,7 @@ from gateway.dialects.body import json_object, model_of, output_limit, salt_of, 
 from gateway.dialects.dialect import AnswerTail, Dialect, StreamReader, cannot_count
 from gateway.dialects.events.first_event import FirstEvent
 from gateway.dialects.events.named import first_event, name_of
+from gateway.dialects.events.sse import comment
 from gateway.dialects.finished_answer import AnswerAssembler
 from gateway.dialects.full_context import FullContext
 from gateway.dialects.openai.errors import error_body, error_of, full_context_error
@@ -22,6 +23,7 @@ from gateway.dialects.responses.prompt import has_context, responses_prompt, run
 from gateway.dialects.responses.response_answer import ResponseAssembler
 from gateway.dialects.responses.stream import QUIET, ResponseReader, failure_of
 from gateway.dialects.responses.usage import parse_usage
+from gateway.dialects.stream_forms import response_events
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, bad_request
 
@@ -34,6 +36,7 @@ class Responses(Dialect):
     name: ClassVar[str] = "responses"
     translatable: ClassVar[bool] = True
     in_background: ClassVar[bool] = True
+    pulsed: ClassVar[bool] = True
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
         body = json_object(raw)
@@ -71,6 +74,12 @@ class Responses(Dialect):
     def is_opening(self, event: bytes) -> bool:
         return name_of(event) in QUIET
 
+    def pulse(self, words: str) -> bytes:
+        return comment(words)
+
+    def streamed(self, api: ApiRequest, body: bytes) -> bytes:
+        return response_events(body)
+
     def assembler(self) -> AnswerAssembler | None:
         return ResponseAssembler() if self.makes_objects else None
 
@@ -99,6 +108,7 @@ class CompactResponses(Responses):
     translatable: ClassVar[bool] = False
     makes_objects: ClassVar[bool] = False
     in_background: ClassVar[bool] = False
+    pulsed: ClassVar[bool] = False
     lacking: ClassVar[str] = (
         "No replica that is up can compact a history: most engines cannot. Ask for a summary (POST /v1/responses), and begin a"
         " new conversation with that."
@@ -117,6 +127,7 @@ class CountResponseTokens(Responses):
     translatable: ClassVar[bool] = False
     makes_objects: ClassVar[bool] = False
     in_background: ClassVar[bool] = False
+    pulsed: ClassVar[bool] = False
     lacking: ClassVar[str] = cannot_count("Responses", "/v1/responses")
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:

@@ -1,4 +1,4 @@
-"""Moves a request that its pool cannot serve to the fallback pool, before the client has received anything.
+"""Moves a request that its pool cannot serve to the fallback pool, before the client has received a token.
 
     admit, choose, attempt ── error ──► `after`: a failure of the pool, and another pool? ──► renamed ──► admit, ...
                                              └── no ──► the error is the answer
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from gateway.config.live import Live
-from gateway.errors import GatewayError, no_replica
+from gateway.errors import REPLICA_FAILED, GatewayError, no_replica
 from gateway.features.fallback_pools.chain import chained, foreseen, next_pool
 from gateway.features.fallback_pools.metrics import FallbackMetrics
 from gateway.features.fallback_pools.renaming import rename
@@ -27,7 +27,6 @@ from gateway.request.slots import Slot
 from router import Outcome
 
 NO_REPLICA: Final = "no_replica_available"
-REPLICA_FAILED: Final = "replica_failed"
 _REASONS: Final[Mapping[str, str]] = {
     NO_REPLICA: "no_replica",
     "overloaded": "queue_full",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gateway.admission.pool_queue import Permit
+from gateway.admission.pool_queue import Permit, Place
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.table import BATCHES, OTHER_ENDPOINT, generates
@@ -105,8 +105,11 @@ class AdmitPhase:
         """Wait for a slot. most: the highest allowed priority. Raises GatewayError 400 or 429."""
         begun, record = self._clock(), exchange.record
         try:
-            return await exchange.target.wait(record.sender.tenant, exchange.request.headers.get(PRIORITY_HEADER), most)
+            exchange.place = place = Place()
+            header = exchange.request.headers.get(PRIORITY_HEADER)
+            return await exchange.target.wait(record.sender.tenant, header, most, place)
         finally:
+            exchange.place = None
             waited_s = self._clock() - begun
             record.placement.queued_s += waited_s
             self._metrics.queue_seconds.observe((exchange.target.pool,), waited_s)

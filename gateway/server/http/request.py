@@ -51,6 +51,8 @@ class RequestConnection(ReplyConnection, Protocol):
 class HttpRequest(ClientRequest):
     """One request. fields: its headers. parameters: of its route's path (`routing.py`)."""
 
+    pulses = True
+
     def __init__(self, data: bytes, begun: RequestStart, connection: RequestConnection, lease: MemoryLease) -> None:
         """data: the request's first bytes, none beyond its end; for a chunked body only its head."""
         head = begun.head

@@ -141,6 +141,10 @@ class HttpReply(ClientReply):
         elif last:
             self._write(last)
 
+    @property
+    def flows(self) -> bool:
+        return self._transport is not None and not self._transport.get_write_buffer_size()
+
     def cut(self) -> None:
         self.keep_alive = False
         if self._transport:

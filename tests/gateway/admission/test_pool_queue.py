@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from gateway.admission.fair_queue import FairQueue, ReleaseRate, Waiter
-from gateway.admission.pool_queue import REASONS, Admission, Permit, priority_of
+from gateway.admission.pool_queue import MAX_PLACE, REASONS, Admission, Permit, Place, priority_of
 from gateway.errors import GatewayError
 from tests.gateway.conftest import eventually
 from tests.support.machines import STEPS, CountedMachine, steps_of
@@ -136,6 +136,65 @@ def test_a_queue_shows_its_waiters() -> None:
     for tenant, priority in (("a", 0), ("b", 5), ("a", 0), ("b", 0)):
         queue.add(Waiter(tenant, priority, None))
     assert repr(queue) == "<FairQueue 5: b 1; 0: a 2, b 1>"
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["add", "serve", "leave"]), TENANTS, PRIORITIES), max_size=60),
+    st.integers(1, 20),
+)
+def test_places_are_the_order_of_service(steps: list[tuple[str, str, int]], most: int) -> None:
+    queue, here = FairQueue[None](), list[Waiter[None]]()
+    for what, tenant, priority in steps:
+        if what == "add" or not here:
+            here.append(Waiter(tenant, priority, None))
+            queue.add(here[-1])
+        elif what == "serve" and (first := queue.first()):
+            queue.served(first)
+            here.remove(first)
+        else:
+            queue.remove(here.pop(len(here) // 2))
+    told = {id(waiter): queue.place(waiter, most) for waiter in here}
+    for place in range(1, len(here) + 1):
+        first = queue.first()
+        assert first is not None
+        assert told[id(first)] == (place if place <= most else 0)
+        queue.served(first)
+    assert queue.place(Waiter("a", 0, None), most) == 0
+
+
+async def test_the_place_of_a_request_is_known_while_it_waits() -> None:
+    now = 0.0
+    pool, place = Admission(max_inflight=1, max_queue=9, queue_s=60, clock=lambda: now), Place()
+    held = await pool.wait("a", 0)
+    ahead = asyncio.create_task(pool.wait("a", 0))
+    await eventually(lambda: pool.waiting == 1)
+    assert place.found() is None
+    waits = asyncio.create_task(pool.wait("a", 0, place))
+    await eventually(lambda: pool.waiting == 2)
+    assert place.found() == (2, None)  # no slot has come free so far
+    now = 3.0
+    held.release()
+    assert place.found() == (1, 2.0)  # the mean of the prior second and 3 s
+    (await ahead).release()
+    (await waits).release()
+    assert place.found() is None
+
+
+async def test_a_place_far_behind_is_not_counted() -> None:
+    pool, place = Admission(max_inflight=1, max_queue=999, queue_s=60), Place()
+    held = await pool.wait("a", 0)
+    others = [asyncio.create_task(pool.wait("a", 0)) for _ in range(MAX_PLACE)]
+    await eventually(lambda: pool.waiting == MAX_PLACE)
+    waits = asyncio.create_task(pool.wait("a", 0, place))
+    await eventually(lambda: pool.waiting == MAX_PLACE + 1)
+    assert place.found() == (0, None)
+    held.release()
+    (await others[0]).release()
+    assert place.found() is not None
+    assert place.found() != (0, None)
+    for task in (*others[1:], waits):
+        task.cancel()
+    await asyncio.gather(*others, waits, return_exceptions=True)
 
 
 def test_the_pace_is_that_of_full_times_and_forgets() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import orjson
 
+from gateway.dialects.stream_forms import events_before_end, named_event
 from gateway.features.histories.kept import ENDS
-from gateway.features.histories.records import IN_PROGRESS
 from gateway.features.responses.background.events import event_of
 
 
@@ -28,8 +28,8 @@ def replayed(raw: bytes, after: int | None) -> Iterator[bytes]:
     response, number = orjson.loads(raw), 0 if after is None else after + 1
     if after is None:
         try:
-            for number, (kind, data) in enumerate(_events(response), 1):
-                yield _event(kind, number - 1, data)
+            for number, (kind, data) in enumerate(events_before_end(response), 1):
+                yield named_event(kind, {"sequence_number": number - 1, **data})
         except orjson.JSONEncodeError:
             pass  # nested too deeply: only the last event, with the whole object, is sent
     yield _last(response, raw, number)
@@ -38,38 +38,3 @@ def replayed(raw: bytes, after: int | None) -> Iterator[bytes]:
 def _last(response: dict[str, Any], raw: bytes, number: int) -> bytes:
     status = response.get("status")
     return event_of(f"response.{status if status in ENDS else 'completed'}", number, raw)
-
-
-def _events(response: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """All events but the last one, without their numbers."""
-    begun = {**response, "status": IN_PROGRESS, "output": [], "usage": None, "error": None}
-    yield "response.created", {"response": begun}
-    yield "response.in_progress", {"response": begun}
-    output = response.get("output")
-    for at, item in enumerate(output if isinstance(output, list) else ()):
-        if isinstance(item, dict):
-            yield from _item(at, item)
-
-
-def _item(at: int, item: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The events of an item of the output."""
-    content = item.get("content")
-    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    texts = item.get("type") == "message" and all(part.get("type") == "output_text" for part in parts)
-    begun = {**item, "status": IN_PROGRESS, "content": []} if texts else item
-    events: list[tuple[str, dict[str, Any]]] = [("response.output_item.added", {"output_index": at, "item": begun})]
-    for index, part in enumerate(parts if texts else ()):
-        place = {"item_id": item.get("id"), "output_index": at, "content_index": index}
-        text = part.get("text")
-        events += [
-            ("response.content_part.added", {**place, "part": {**part, "text": ""}}),
-            ("response.output_text.delta", {**place, "delta": text, "logprobs": []}),
-            ("response.output_text.done", {**place, "text": text, "logprobs": []}),
-            ("response.content_part.done", {**place, "part": part}),
-        ]
-    return [*events, ("response.output_item.done", {"output_index": at, "item": item})]
-
-
-def _event(kind: str, number: int, data: dict[str, Any]) -> bytes:
-    text = orjson.dumps({"type": kind, "sequence_number": number, **data})
-    return b"event: %b\ndata: %b\n\n" % (kind.encode("ascii"), text)

@@ -25,14 +25,19 @@ from gateway.parser.parsing import INLINE_BYTES
 from gateway.request.exchange import RewrittenRequest
 from tests.gateway.conftest import Running, config_over, eventually, running
 from tests.gateway.features.translation.test_translation import chat_only
-from tests.gateway.request.test_dialects import keeper
+from tests.gateway.request.test_dialects import BEGUN, ENDS, SAYS, events, keeper
 from tests.support.fakes import (
+    DONE,
+    STREAM_HEAD,
     Behaviour,
     FakeReplica,
     FakeRequest,
     answers,
+    chunk,
     dies,
     dies_in_plain_body,
+    dies_now,
+    event,
     hangs,
     http,
     models,
@@ -116,9 +121,9 @@ async def test_what_a_pool_fails_to_answer_another_one_does(behaviour: Behaviour
     prices = {"large": {"input": 100.0, "output": 100.0}, "little": {"input": 1.0, "output": 1.0}}
     async with two(behaviour, small=good, prices=prices) as both:
         if stream:
-            chunks = [chunk async for chunk in await both.run.client.chat.completions.create(**BODY, stream=True)]
-            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "from small"
-            assert all(chunk.usage is None for chunk in chunks)  # the client did not ask for it, and still gets none
+            chunks = [each async for each in await both.run.client.chat.completions.create(**BODY, stream=True)]
+            assert "".join(each.choices[0].delta.content or "" for each in chunks) == "from small"
+            assert all(each.usage is None for each in chunks)  # the client did not ask for it, and still gets none
         else:
             code, _, answer = await both.run.post(BODY)
             assert (code, answer["choices"][0]["message"]["content"]) == (200, "from small")
@@ -847,3 +852,58 @@ async def test_a_retry_without_budget_is_counted_once() -> None:
             assert (await run.post(BODY))[0] == 500
             assert (await run.metrics())["warmroute_retry_budget_exhausted_total"] == 1
             assert both.small.requests == []
+
+
+# -- streams that break off before their first token
+
+PING = b": ping\n\n"
+ROLE = event("").replace(b'"content": ""', b'"role": "assistant"')
+
+
+def opens(*parts: bytes) -> Behaviour:
+    """Begins a stream so, and dies before its first token."""
+
+    async def behave(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        for part in parts:
+            writer.write(chunk(part))
+        await writer.drain()
+        dies_now(writer)
+
+    return behave
+
+
+@pytest.mark.parametrize("before", [(PING,), (PING, ROLE)], ids=["ping", "role"])
+async def test_a_stream_moves_to_the_other_pool_until_its_first_token(before: tuple[bytes, ...], request_lines: Lines) -> None:
+    """The client has one role, however many replicas have sent it one."""
+    good = events(ROLE, event("small"), event("", "stop"), DONE)
+    async with two(opens(*before), small=good) as both:
+        async with both.run.session.post(both.run.url + CHAT, json={**BODY, "stream": True}) as answer:
+            assert answer.status == 200
+            text = await answer.read()
+        assert text.startswith(PING)
+        assert (text.count(b'"small"'), text.count(b'"role"'), text.count(b"[DONE]")) == (1, 1, 1)
+        assert await both.fallbacks("failed") == 1
+        await eventually(lambda: both.run.gateway.router.ledger.open_leases == 0)
+        both.require_nothing_open()
+    (line,) = request_lines()
+    assert (line["status"], line["fallback"]) == (200, "big -> small")
+    assert "error" not in line
+
+
+async def test_a_stream_that_no_pool_begins_ends_with_an_error_event(request_lines: Lines) -> None:
+    async with two(opens(PING), small=status(500)) as both:
+        async with both.run.session.post(both.run.url + CHAT, json={**BODY, "stream": True}) as answer:
+            assert answer.status == 200
+            text = await answer.read()
+        assert text.startswith(PING)
+        assert text.endswith(b"data: [DONE]\n\n")
+        assert b'"error"' in text
+    assert request_lines()[0]["status"] == 500
+
+
+async def test_messages_of_another_pool_have_one_beginning() -> None:
+    async with two(opens(BEGUN), small=events(BEGUN, SAYS, ENDS)) as both:
+        body = {"model": "large", "max_tokens": 9, "messages": [{"role": "user", "content": TEXT}], "stream": True}
+        async with both.run.session.post(both.run.url + MESSAGES, json=body) as answer:
+            assert await answer.read() == BEGUN + SAYS + ENDS
