@@ -106,6 +106,8 @@ HOT = (
     "gateway/features/histories/held.py",
     "gateway/features/histories/kept.py",
     "gateway/features/prompt_log/log_reader.py",
+    "gateway/features/prompt_log/delta/delta_answers.py",
+    "gateway/features/prompt_log/delta/delta_form.py",
     "gateway/dialects/responses/prompt.py",
     "gateway/dialects/responses/response_answer.py",
     "gateway/dialects/responses/responses.py",

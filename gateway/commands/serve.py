@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         if processes_of(config) == 1:
             process.relax_garbage_collection()
-        process.run(_serve_until_signal(config, requests, source))
+        process.run(serve_until_signal(config, requests, source))
     except OSError as error:
         print(f"warmroute: cannot listen on {config.listen}: {error.strerror or error}", file=sys.stderr)
         return 1
@@ -109,7 +109,8 @@ def _config_of(options: argparse.Namespace) -> LoadedConfig:
     return read(path, overrides) if overrides else loaded
 
 
-async def _serve_until_signal(config: Config, requests: RequestLog, source: ConfigSource[Config]) -> None:
+async def serve_until_signal(config: Config, requests: RequestLog, source: ConfigSource[Config]) -> None:
+    """Serves until a signal has ended it. Raises OSError, StartError or ListenError."""
     from gateway.cluster.side_sockets import side_sockets
     from gateway.commands.serving import ServeResources, serving_of
     from gateway.fleet.directory import LOGGED

@@ -192,6 +192,10 @@ class PoolConfig(ConfigSection, frozen=True):
         about("APIs that replicas get in chat completions, also if they speak them; null: Responses, for llama.cpp's server."),
     ] = None
     resume_streams: Annotated[bool, about("Text streams that their replica breaks off are continued by another one.")] = False
+    delta: Annotated[
+        bool,
+        about("The replicas are gateways that keep logs: they get the new turns of a conversation, and a name for the rest."),
+    ] = False
     fallback: Annotated[
         FallbackConfig | None, about("Another pool, for requests that this one cannot serve; null: they are errors.")
     ] = None

@@ -16,13 +16,16 @@ Pure: bytes in, bytes out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import orjson
 
 Edit = tuple[int, int, bytes]
 """(start, end, new): the bytes from start to end are replaced by new."""
+
+KnownEnd = Callable[[str, int], int]
+"""(member's name, offset of its value) -> the offset behind the value; 0: it is to be scanned. The name of an element is ""."""
 
 _SPACE: Final = re.compile(rb"[ \t\r\n]*+")
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -67,29 +70,34 @@ class Members:
         return f"<Members {self.spans}>"
 
 
-def read_object(raw: bytes, start: int = 0, most: int = 0) -> Members:
+def read_object(raw: bytes, start: int = 0, most: int = 0, known: KnownEnd | None = None) -> Members:
     """The members of the object that begins at `start` (white space before it is skipped).
 
-    most: maximum number of strings and brackets; ValueError beyond it. 0: no maximum.
+    most: maximum number of strings and brackets; ValueError beyond it. 0: no maximum. known: asked for the end of each value.
     """
     spans = dict[str, tuple[int, int]]()
     budget = _Budget(most)
     at = _space(raw, start)
     end = at
-    for name, first, end in _values(raw, at, b"{", budget):
+    for name, first, end in _values(raw, at, b"{", budget, known):
         if name is not None:
             spans[name] = first, end
     return Members(raw, spans, end)
 
 
-def read_list(raw: bytes, start: int) -> tuple[list[tuple[int, int]], int]:
-    """The (start, end) of each element of the list that begins at `start`, and the offset behind the list."""
+def read_list(raw: bytes, start: int, known: KnownEnd | None = None) -> tuple[list[tuple[int, int]], int]:
+    """The (start, end) of each element of the list that begins at `start`, and the offset behind the list. known: as above."""
     elements = list[tuple[int, int]]()
     end = start
-    for name, first, end in _values(raw, start, b"[", _Budget(0)):
+    for name, first, end in _values(raw, start, b"[", _Budget(0), known):
         if name is not None:
             elements.append((first, end))
     return elements, end
+
+
+def value_end(raw: bytes, start: int) -> int:
+    """The offset behind the value that begins at `start`."""
+    return _value(raw, start, _Budget(0))
 
 
 def append_element(raw: bytes, start: int, element: bytes) -> Edit:
@@ -143,7 +151,9 @@ class _Budget:
             raise ValueError("too many JSON values")
 
 
-def _values(raw: bytes, at: int, opening: bytes, budget: _Budget) -> Iterator[tuple[str | None, int, int]]:
+def _values(
+    raw: bytes, at: int, opening: bytes, budget: _Budget, known: KnownEnd | None
+) -> Iterator[tuple[str | None, int, int]]:
     """(name, start, end) of each value of an object or a list ("" for the elements of a list); finally (None, end, end)."""
     if raw[at : at + 1] != opening:
         raise ValueError("not a JSON object or list")
@@ -154,7 +164,8 @@ def _values(raw: bytes, at: int, opening: bytes, budget: _Budget) -> Iterator[tu
             end = _string(raw, at)
             name = orjson.loads(raw[at:end])
             at = _space(raw, _skip(raw, _space(raw, end), _COLON))
-        end = _value(raw, at, budget)
+        end = known(name, at) if known is not None else 0
+        end = end or _value(raw, at, budget)
         yield name, at, end
         at = _space(raw, end)
         if raw[at : at + 1] != closing:

@@ -62,7 +62,7 @@ class Target:
     """The replicas for a model. label: the model's bounded name for metrics. replicas: the live ones, or else the doubtful
     ones. down: the replicas that serve the model but are not live, with the reasons. draining: some of these are up, but drain.
     pool: its name. fallback: target of requests that the pool cannot serve. named: the pool was named by another pool's
-    fallback, and not found by the model. translate: as in `Pool`.
+    fallback, and not found by the model. translate, delta: as in `Pool`.
     """
 
     model: str
@@ -77,6 +77,7 @@ class Target:
     fallback: FallbackConfig | None = None
     named: bool = False
     translate: tuple[str, ...] | None = None
+    delta: bool = False
 
     async def wait(self, tenant: str, priority: str | None, most: int | None = None, place: Place | None = None) -> Permit:
         """Waits for a slot at the replicas. priority: the client's header. most: maximum of the priority, and its value without
@@ -570,6 +571,7 @@ def _target_of(pool: Pool, model: str, label: str) -> Target:
         pool=pool.name,
         fallback=pool.fallback,
         translate=pool.translate,
+        delta=pool.delta,
     )
 
 

@@ -17,7 +17,8 @@ from gateway.fleet.state import ReplicaState
 class Pool:
     """name: unique. models: the prefixes in the configuration ("*" for any). resume_streams: broken streams are continued at
     other replicas. strip_billing_header: the client's billing line is removed from requests. fallback: target of requests that
-    the pool cannot serve. translate: dialects that are translated to chat; None: by the engine (`partial`).
+    the pool cannot serve. translate: dialects that are translated to chat; None: by the engine (`partial`). delta: the replicas
+    are gateways that keep logs.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Pool:
     strip_billing_header: bool = True
     fallback: FallbackConfig | None = None
     translate: tuple[str, ...] | None = None
+    delta: bool = False
 
     @property
     def live(self) -> bool:
@@ -59,6 +61,7 @@ def succeed(
             config.strip_billing_header,
             config.fallback,
             config.translate,
+            config.delta,
         )
         for config, replicas in zip(configs, members, strict=True)
     )

@@ -431,6 +431,9 @@ class Attempts:
         if state.lacks and exchange.wishes_usage and not state.speaks(USAGE_WISH, now):
             sent = _without_usage(exchange, sent)
         answer = await self._send(exchange, state, sent, fresh=fresh)
+        while form is not NATIVE and (other := await _instead(form, exchange, state, sent, answer)):
+            sent = other
+            answer = await self._send(exchange, state, sent, fresh=False)
         if answer.status != 200 and exchange.wishes_usage and usage_refusal.may_be(answer.status):
             answer = await self._unasked(exchange, state, sent, answer, now)
         if answer.status != 200:
@@ -556,6 +559,21 @@ class Attempts:
         else:
             attempts.tail = answers.answer_tail(body)
         attempts.body = body
+
+
+async def _instead(
+    form: Form, exchange: Exchange, state: ReplicaState, call: ReplicaCall, answer: ReplicaAnswer
+) -> ReplicaCall | None:
+    """`Form.instead`. Closes the answer if another call takes its place."""
+    other = None
+    try:
+        other = await form.instead(exchange, state, call, answer)
+    except BaseException:
+        answer.close()
+        raise
+    if other is not None:
+        answer.close()
+    return other
 
 
 def _reword_full_context(exchange: Exchange, state: ReplicaState, error: bytes) -> None:

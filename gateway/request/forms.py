@@ -2,6 +2,7 @@
 
     extensions.forms, asked in turn ── the first form ──► prepare ──┐
                                     └─ none: NATIVE ────────────────┴──► call ──► the replica ──► exchange.answers
+                                                                          └── another call ◄── instead ──┘
 
 The native form is the client's own dialect, with the additions or removals that this replica's engine needs. A form that
 rewrites the request stores the new body in the exchange (`Exchange.rewrite`): further replicas of that form get the same body.
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.dialects.dialect import Answers, StreamReader
-from gateway.dialects.json_edits import apply
+from gateway.dialects.json_edits import Edit, apply
 from gateway.dialects.openai.chat_answer import ChatAssembler, collected_body
 from gateway.dialects.salts import is_object, salted
 from gateway.errors import ReplicaFailure
@@ -42,13 +43,9 @@ class Form:
 
         Raises GatewayError without room for the copy of a large body, ReplicaFailure if the engine lacks a needed capability.
         """
-        api, body = exchange.api, call.body
+        body = call.body
         exchange.answers = exchange.dialect
-        edits = api.billing if api.billing and exchange.target.strip_billing_header else []
-        if api.prewarm and not replica.engine.prewarms:
-            edits = edits + api.prewarm
-        if api.diagnosis and exchange.diagnoses:
-            edits = edits + api.diagnosis.edits
+        edits = self.edits(exchange, replica)
         if edits:
             exchange.charge_copy(body)
             call = call.with_body(apply(body, edits))
@@ -58,6 +55,24 @@ class Form:
             exchange.charge_copy(call.body)
         with_salt = salted(call.body, exchange.salt)
         return call if with_salt is None else call.with_body(with_salt)
+
+    def edits(self, exchange: Exchange, replica: ReplicaState) -> list[Edit]:
+        """The edits of the client's body for this replica, in the client's own dialect."""
+        api = exchange.api
+        edits = api.billing if api.billing and exchange.target.strip_billing_header else []
+        if api.prewarm and not replica.engine.prewarms:
+            edits = edits + api.prewarm
+        if api.diagnosis and exchange.diagnoses:
+            edits = edits + api.diagnosis.edits
+        return edits
+
+    async def instead(
+        self, exchange: Exchange, replica: ReplicaState, call: ReplicaCall, answer: ReplicaAnswer
+    ) -> ReplicaCall | None:
+        """The call that this replica gets at once in place of the answered one; None: the answer counts. Not for the native
+        form. The head of the answer has arrived. It must be None after a few calls.
+        """
+        return None
 
 
 NATIVE: Final = Form()

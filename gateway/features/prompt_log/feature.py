@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Final
 
 from gateway.core import Core
@@ -9,16 +10,39 @@ from gateway.features.histories.lazy import LazyStore
 from gateway.features.prompt_log import appending, log_models, naming_phase, own_turns
 from gateway.features.prompt_log.appending import LogAppender
 from gateway.features.prompt_log.base_phase import BasePhase
+from gateway.features.prompt_log.delta import outlines
+from gateway.features.prompt_log.delta.delta_form import DeltaForm
+from gateway.features.prompt_log.delta.outlines import Outlines
 from gateway.features.prompt_log.log_api import LogApi
 from gateway.features.prompt_log.log_jobs import OPERATIONS
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming_phase import NamingPhase
+from gateway.features.prompt_log.section import PROMPT_LOG
 from gateway.request.extensions import Answerer, Preparer
 
 TABLES: Final = ("gateway.features.prompt_log.once.tables",)  # imported in a thread, with the libraries of databases
 
 
 def install(core: Core) -> None:
+    _install_delta(core)
+    if PROMPT_LOG.of(core.config):
+        _install_header(core)
+
+
+def _install_delta(core: Core) -> None:
+    core.parsing.process.operations[outlines.OPERATION] = "gateway.features.prompt_log.delta.job:outlined"
+    form = DeltaForm(
+        Outlines(core.parsing, secrets.randbits(62)),
+        core.metrics.of(PromptLogMetrics),
+        core.wall_clock,
+        core.clock,
+        passes=not PROMPT_LOG.of(core.config),
+    )
+    core.put(form)
+    core.extensions.forms.append(form.of)
+
+
+def _install_header(core: Core) -> None:
     store, metrics = core.part(LazyStore), core.metrics.of(PromptLogMetrics)
     if store is not None:
         store.tables += TABLES

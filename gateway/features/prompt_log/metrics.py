@@ -18,3 +18,12 @@ class PromptLogMetrics:
             "Turns that were to be kept: kept, failed (the store), unfit (no name, or too large), full (the maximum of bytes).",
             "result",
         )
+        self.delta_requests = make.counter(
+            "delta_requests_total",
+            "Requests to pools with delta: delta (a part was left out), whole (nothing was known), replayed (refused, then sent"
+            " whole), off (without the header).",
+            "result",
+        )
+        self.delta_bytes = make.counter(
+            "delta_bytes_total", "Bytes of bodies to pools with delta: sent, and saved by names in their place.", "kind"
+        )

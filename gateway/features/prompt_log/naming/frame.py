@@ -27,7 +27,7 @@ def framed(entries: list[Entry], tools: list[dict[str, Any]], body: dict[str, An
     if len(entries) > MAX_ENTRIES:
         raise NoNameError(f"there are more than {MAX_ENTRIES:,} entries")
     leading = 0
-    while not named and leading < len(entries) and _is_plain_system(entries[leading]):
+    while not named and leading < len(entries) and is_plain_system(entries[leading]):
         leading += 1
     texts = ["".join(part["text"] for part in entry.get("content", ())) for entry in entries[:leading]]
     more = {name: body[name] for name in OPTIONS if body.get(name) not in (None, [], {})}
@@ -52,7 +52,8 @@ def tools_of(body: dict[str, Any]) -> list[dict[str, Any]]:
         raise NoNameError(error.reason, "tools") from None
 
 
-def _is_plain_system(entry: Entry) -> bool:
+def is_plain_system(entry: Entry) -> bool:
+    """True for a turn of the system that is only texts: it is in the frame if it leads."""
     return (
         entry["role"] == "system"
         and entry.keys() <= _PLAIN

@@ -61,13 +61,44 @@ def item_entries(items: Any, open_calls: OpenCalls) -> list[Entry]:
     return reader.entries
 
 
+CALL, SAID, THOUGHT, OTHER = "call", "said", "thought", "other"
+"""Kinds of items: three that answers have, and all others."""
+
+
+def kind_of(item: dict[str, Any]) -> str:
+    """The kind of an item."""
+    type_ = item.get("type") or "message"
+    if type_ in _CALLS:
+        return CALL
+    if type_ == "reasoning":
+        return THOUGHT
+    return SAID if type_ == "message" and item.get("role") == "assistant" else OTHER
+
+
+class AnswerBounds:
+    """Finds where the items of an answer end, by the kinds of the items. begun: the last item is of an answer."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        self._ends = False  # a text or a thought after a text or a call begins another answer
+
+    def ends_before(self, kind: str) -> bool:
+        """True if an answer ends before the next item, which is of this kind."""
+        ended = self.begun and (kind == OTHER or (self._ends and kind != CALL))
+        if ended:
+            self._ends = False
+        self.begun = kind != OTHER
+        self._ends = self.begun and (self._ends or kind != THOUGHT)
+        return ended
+
+
 class ItemEntryReader:
     """Gathers the items of each answer."""
 
     def __init__(self, open_calls: OpenCalls) -> None:
         self.entries = list[Entry]()
         self._open_calls = open_calls
-        self._begun = self._said = False  # an answer has begun, and has a message
+        self._bounds = AnswerBounds()
         self._content = list[dict[str, Any]]()
         self._thoughts = list[str]()
         self._calls = list[dict[str, Any]]()
@@ -76,38 +107,37 @@ class ItemEntryReader:
     @property
     def number(self) -> int:
         """The number of the entry that the last item is a part of, from 1."""
-        return len(self.entries) + self._begun
+        return len(self.entries) + self._bounds.begun
 
     def read(self, item: dict[str, Any]) -> None:
         """The next item. Raises NoNameError."""
-        kind = item.get("type") or "message"
-        if kind in _CALLS:
-            self._begun = True
+        kind = kind_of(item)
+        if self._bounds.ends_before(kind):
+            self._end()
+        if kind == CALL:
             self._open_calls.add(item.get("call_id"))
-            given = item.get("arguments" if kind == "function_call" else "input")
+            custom = item["type"] == "custom_tool_call"
+            given = item.get("input" if custom else "arguments")
             name = text_in(item.get("name"), "the name of a call")
-            self._calls.append(call_of(name, given) if kind == "function_call" else {"name": name, "arguments": given})
-        elif kind == "reasoning" or (kind == "message" and item.get("role") == "assistant"):
-            if self._said or self._calls:
-                self.close()  # a text or a thought after a text begins another answer
-            self._begun = True
-            self._read_said(kind, item)
+            self._calls.append({"name": name, "arguments": given} if custom else call_of(name, given))
+        elif kind == OTHER:
+            self.entries.append(self._other(text_in(item.get("type") or "message", "the type"), item))
         else:
-            self.close()
-            self.entries.append(self._other(text_in(kind, "the type"), item))
+            self._read_said(kind, item)
 
     def close(self) -> None:
-        """The answer has ended."""
-        if self._begun:
-            thoughts = "".join(self._thoughts)
-            made = entry_of("assistant", self._content, reasoning=thoughts, calls=self._calls, sealed=self._sealed)
-            self.entries.append(made)
-        self._begun = self._said = False
+        """The last answer has ended."""
+        if self._bounds.ends_before(OTHER):
+            self._end()
+
+    def _end(self) -> None:
+        thoughts = "".join(self._thoughts)
+        self.entries.append(entry_of("assistant", self._content, reasoning=thoughts, calls=self._calls, sealed=self._sealed))
         self._content, self._thoughts, self._calls, self._sealed = [], [], [], []
 
     def _read_said(self, kind: str, item: dict[str, Any]) -> None:
-        if kind == "message":
-            self._said, self._content = True, parts_of(item.get("content"))
+        if kind == SAID:
+            self._content = parts_of(item.get("content"))
             return
         self._thoughts.append(_reasoning_of(item))
         if encrypted := item.get("encrypted_content"):

@@ -1,0 +1,260 @@
+"""The form of requests for a gateway that keeps logs: the new turns, and names for the rest.
+
+    outline ── acknowledged heads ── a part is known ──► the rest of the body, with the header ──► 200, with the same input head
+                    │                                          │ refused, or an answer without the header
+                    └── nothing ──► the whole body, with it ◄──┘ at once, on the same request
+
+A part is left out only if the other gateway has acknowledged it to the same caller, and `expect` has it compare the whole. The
+head of a good answer arrives before the client gets anything, so a gateway that has forgotten the header (an older version) is
+noticed in time: its answer is dropped, and it is left alone for OFF_S.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import orjson
+
+from gateway.dialects.json_edits import Edit
+from gateway.errors import ReplicaFailure
+from gateway.features.prompt_log.delta.acknowledged import AcknowledgedHeads
+from gateway.features.prompt_log.delta.delta_answers import DeltaAnswers
+from gateway.features.prompt_log.delta.delta_request import DELTA, DeltaRequest, LogWords, scope_of, words_in, words_of
+from gateway.features.prompt_log.delta.outline import BodyOutline, open_digest
+from gateway.features.prompt_log.delta.outlines import Outlines
+from gateway.features.prompt_log.delta.planning import DeltaPlan, frame_key, log_key, plan_of, whole_plan
+from gateway.features.prompt_log.header import HEADER
+from gateway.features.prompt_log.metrics import PromptLogMetrics
+from gateway.features.prompt_log.naming.forms import CHAT, MESSAGES, RESPONSES
+from gateway.fleet.state import ReplicaState
+from gateway.request.answer_assembly import AnswerAssembly
+from gateway.request.exchange import Exchange
+from gateway.request.forms import EVENT_STREAM, Form
+from gateway.upstream.client import ReplicaAnswer, ReplicaCall
+
+log = logging.getLogger("warmroute.gateway")
+
+OFF_S: Final = 600.0
+_FORMS: Final = {"/v1/chat/completions": CHAT, "/v1/messages": MESSAGES, "/v1/responses": RESPONSES}
+_NAME: Final = HEADER.lower().encode()
+_MAX_ERROR: Final = 16 << 10  # bytes of an error that are read
+_NOT_ABOUT_LOGS: Final = frozenset([401, 403, 408, 429])
+_UNREADABLE: Final = "state_unavailable"
+_FORGOTTEN: Final = frozenset(
+    ["prompt_log_not_found", "prompt_log_expired", "prompt_log_form", "prompt_log_diverged", "prompt_frame_not_found"]
+)
+
+
+class DeltaForm(Form):
+    """The form (see the module). passes: clients' own headers Prompt-Log go to the other gateway, whose answers have it; it is
+    not read here. wall_clock: Unix seconds. clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        outlines: Outlines,
+        metrics: PromptLogMetrics,
+        wall_clock: Callable[[], float],
+        clock: Callable[[], float],
+        *,
+        passes: bool,
+    ) -> None:
+        self.heads = AcknowledgedHeads()
+        self._outlines = outlines
+        self._metrics = metrics
+        self._wall_clock = wall_clock
+        self._clock = clock
+        self._passes = passes
+        self._off_until = dict[str, float]()  # by the URL of a replica
+        self._said = dict[str, float]()  # when it was logged that a replica keeps nothing
+
+    def of(self, exchange: Exchange, replica: ReplicaState, now: float) -> Form | None:
+        """This form, if the pool has the option and the request may be a turn of a log."""
+        if not exchange.target.delta or exchange.request.path not in _FORMS or exchange.request.opened_by is not None:
+            return None
+        return self
+
+    async def prepare(self, exchange: Exchange) -> None:
+        api, request = exchange.api, DELTA.get(exchange.record)
+        if request is not None and request.body is api.body:
+            return
+        outline, chosen = None, exchange.target.replicas[exchange.booking.chosen.replica]
+        if api.answers <= 1 and not self._is_own(exchange) and not self._is_off(chosen.url):
+            outline = await self._outlines.of(api.body, _FORMS[exchange.request.path], exchange.request.lease)
+        DELTA.set(exchange.record, DeltaRequest(api.body, outline))
+
+    def call(self, exchange: Exchange, replica: ReplicaState, call: ReplicaCall) -> ReplicaCall:
+        request = DELTA.get(exchange.record)
+        assert request is not None, "it is prepared"
+        request.plan, request.call = None, call
+        if call.body is request.body and request.outline is not None and not self._is_off(replica.url):
+            request.replica = replica.name
+            request.scope = scope_of(exchange, replica.url)
+            request.plan = plan_of(request.outline, partial(self._knows, request.scope))
+        return self._call(exchange, replica, request)
+
+    def edits(self, exchange: Exchange, replica: ReplicaState) -> list[Edit]:
+        request = DELTA.get(exchange.record)
+        native = super().edits(exchange, replica)
+        if request is None or request.plan is None or not request.plan.edits:
+            return native
+        cut = request.plan.edits
+        return [each for each in native if not any(start <= each[0] and each[1] <= end for start, end, _ in cut)] + cut
+
+    async def instead(
+        self, exchange: Exchange, replica: ReplicaState, call: ReplicaCall, answer: ReplicaAnswer
+    ) -> ReplicaCall | None:
+        request = DELTA.get(exchange.record)
+        assert request is not None, "it is prepared"
+        value = answer.head.get(_NAME)
+        if self._is_own(exchange):
+            exchange.head_lines = b"%b: %b\r\n" % (HEADER.encode(), value) if value else b""
+        plan, words = request.plan, words_in(value)
+        if plan is None:
+            self._counts(request, "replayed" if request.replayed else "off", 0)
+            request.release()
+            return None
+        outline = request.outline
+        assert outline is not None
+        if answer.status == 200:
+            if words is not None and words.input == outline.chain:
+                self._read(exchange, request, outline, plan, words, answer)
+                self._counts(request, "replayed" if request.replayed else "delta" if plan.cuts else "whole", plan.saved)
+                request.release()
+                return None
+            self._leave_alone(replica)
+            if not plan.cuts:
+                self._counts(request, "off", 0)
+                request.release()
+                return None
+            return self._without(exchange, replica, request, None)
+        if not await self._is_refused(request, outline, plan, words, answer):
+            self._counts(request, "replayed" if request.replayed else "delta" if plan.cuts else "whole", plan.saved)
+            return None
+        return self._without(exchange, replica, request, whole_plan(outline) if plan.cuts else None)
+
+    def _is_own(self, exchange: Exchange) -> bool:
+        """True if the client speaks with the other gateway itself."""
+        return self._passes and exchange.request.headers.get(HEADER) is not None
+
+    def _call(self, exchange: Exchange, replica: ReplicaState, request: DeltaRequest) -> ReplicaCall:
+        """The call with its plan."""
+        assert request.call is not None
+        sent = super().call(exchange, replica, request.call)
+        if request.plan is not None:
+            sent = sent.with_headers(sent.headers + request.plan.header)
+        elif self._is_own(exchange):
+            own = (exchange.request.headers.get(HEADER) or "").encode("latin-1", "replace")
+            sent = sent.with_headers(b"%b%b: %b\r\n" % (sent.headers, HEADER.encode(), own))
+        request.sent += len(sent.body)
+        return sent
+
+    def _without(
+        self, exchange: Exchange, replica: ReplicaState, request: DeltaRequest, plan: DeltaPlan | None
+    ) -> ReplicaCall | None:
+        """The call with another plan, which leaves nothing out."""
+        request.replayed, request.plan = True, plan
+        return self._call(exchange, replica, request)
+
+    def _knows(self, scope: bytes, key: bytes) -> bool:
+        return self.heads.has(scope + key, self._wall_clock())
+
+    async def _is_refused(
+        self, request: DeltaRequest, outline: BodyOutline, plan: DeltaPlan, words: LogWords | None, answer: ReplicaAnswer
+    ) -> bool:
+        """True if an error is, or may be, about the log, and not about the client's own request."""
+        status = answer.status
+        if words is not None or not (400 <= status < 500 or status == 503) or status in _NOT_ABOUT_LOGS:
+            return False
+        try:
+            code = _code_in(await answer.begin(_MAX_ERROR))
+        except ReplicaFailure:
+            return plan.cuts
+        if code in _FORGOTTEN:
+            self._forget(request, outline)
+        if status == 503:
+            return code == _UNREADABLE
+        return plan.cuts or code.startswith("prompt_log")
+
+    def _forget(self, request: DeltaRequest, outline: BodyOutline) -> None:
+        self.heads.forget(request.scope + frame_key(outline.frame))
+        for place in outline.places:
+            self.heads.forget(request.scope + log_key(place.chain, place.open))
+
+    def _read(
+        self,
+        exchange: Exchange,
+        request: DeltaRequest,
+        outline: BodyOutline,
+        plan: DeltaPlan,
+        words: LogWords,
+        answer: ReplicaAnswer,
+    ) -> None:
+        """Has the answer read for what is kept."""
+        assembler = exchange.dialect.assembler()
+        assert assembler is not None, "a model answers on these paths"
+        stream = answer.content_type == EVENT_STREAM
+
+        def told(names: Any, ids: list[str]) -> None:
+            later = words_of(names) if stream else words
+            if later is not None:
+                self._acknowledge(request, outline, plan, later._replace(frame=words.frame), ids)
+
+        assembly = AnswerAssembly(assembler, exchange.request.lease)
+        exchange.answers = DeltaAnswers(exchange.dialect, told, assembly)
+
+    def _acknowledge(
+        self, request: DeltaRequest, outline: BodyOutline, plan: DeltaPlan, words: LogWords, ids: list[str]
+    ) -> None:
+        """Notes the heads of a kept turn. ids: of the answer's calls."""
+        scope, expires, heads = request.scope, words.expires, self.heads
+        if not expires:
+            self._note_loss(request.replica)
+            return
+        if plan.base is not None:
+            heads.add(scope + log_key(plan.base.chain, plan.base.open), expires)  # it lives as long as its last turn
+        heads.add(scope + log_key(outline.chain, open_digest(outline.open)), expires)
+        if words.head is not None:
+            heads.add(scope + log_key(words.head, open_digest([*outline.open, *ids])), expires)
+        if words.frame == outline.frame:
+            heads.add(scope + frame_key(outline.frame), expires)
+
+    def _note_loss(self, replica: str) -> None:
+        """A replica does not keep a turn: logged every OFF_S at most."""
+        now = self._clock()
+        if now >= self._said.get(replica, now):
+            log.warning(
+                "a replica of a pool with delta does not keep turns (state off, full, or failing)", extra={"replica": replica}
+            )
+            self._said[replica] = now + OFF_S
+
+    def _counts(self, request: DeltaRequest, result: str, saved: int) -> None:
+        """The answer counts."""
+        self._metrics.delta_requests.add((result,))
+        self._metrics.delta_bytes.add(("sent",), request.sent)
+        if saved:
+            self._metrics.delta_bytes.add(("saved",), saved)
+        request.sent = 0
+
+    def _is_off(self, url: str) -> bool:
+        until = self._off_until.get(url)
+        return until is not None and self._clock() < until
+
+    def _leave_alone(self, replica: ReplicaState) -> None:
+        """The replica does not know the header."""
+        if not self._is_off(replica.url):
+            about = {"replica": replica.name, "for_s": int(OFF_S)}
+            log.warning("a replica of a pool with delta answers without Prompt-Log: it gets whole conversations", extra=about)
+        self._off_until[replica.url] = self._clock() + OFF_S
+
+
+def _code_in(error: bytes) -> str:
+    """The code of an error of a gateway; "" without one."""
+    try:
+        code = orjson.loads(error)["error"]["code"]
+    except (orjson.JSONDecodeError, LookupError, TypeError):
+        return ""
+    return code if isinstance(code, str) else ""
