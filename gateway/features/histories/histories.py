@@ -232,7 +232,9 @@ class Histories:
         )
         store = await self.open()
         if turn.log is not None and (names := turn.log.named(found.output)) is not None:
-            turn.log.ended("kept", await store.put_turn(replace(stored, log=names), turn.log.framed, turn.log.ttl_s))
+            turn.log.ended(
+                "kept", await store.put_turn(replace(stored, log=names), turn.log.framed, turn.log.ttl_s, turn.log.also)
+            )
             return True
         kept = await store.put(stored, items)
         if not kept:

@@ -7,7 +7,7 @@ like an unknown one, by the same statement.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import orjson
@@ -29,11 +29,17 @@ MAX_FOUND: Final = 100  # turns with one head, the newest first
 class TurnStore(HistoryStore):
     """Stores turns, in addition to responses."""
 
-    async def put_turn(self, turn: StoredResponse, frame: bytes = b"", ttl_s: float = 0.0) -> float:
+    async def put_turn(
+        self,
+        turn: StoredResponse,
+        frame: bytes = b"",
+        ttl_s: float = 0.0,
+        also: Callable[[Connection, str], None] | None = None,
+    ) -> float:
         """Stores a turn, or renews an equal one; it is durable when this returns. Returns its expiry in Unix seconds.
 
-        frame: to be stored with it; b"": none. ttl_s: its lifetime; 0: the longest. Raises UnknownObjectError if its parent
-        does not exist, or another response has its id.
+        frame: to be stored with it; b"": none. ttl_s: its lifetime; 0: the longest. also: further work in the same
+        transaction, with the turn's id. Raises UnknownObjectError if its parent does not exist, or another response has its id.
         """
         now = self._clock()
 
@@ -50,6 +56,8 @@ class TurnStore(HistoryStore):
             elif turn.log.frame:
                 key = {f"its_{name}": value for name, value in _frame_key(turn).items()}
                 connection.execute(_LONGER_FRAME, {**key, "until": expires_at})
+            if also is not None:
+                also(connection, turn.id)
             return expires_at
 
         try:

@@ -12,6 +12,9 @@ from gateway.features.prompt_log.base_phase import BasePhase
 from gateway.features.prompt_log.log_api import LogApi
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming_phase import NamingPhase
+from gateway.features.prompt_log.once import answering
+from gateway.features.prompt_log.once.answering import OnceAnswers
+from gateway.features.prompt_log.once.runs import OnceRuns
 from gateway.request.extensions import Answerer, Preparer
 
 TABLES: Final = ("gateway.features.prompt_log.once.tables",)  # imported in a thread, with the libraries of databases
@@ -28,6 +31,16 @@ def install(core: Core) -> None:
     core.parsing.process.operations[appending.OPERATION] = "gateway.features.prompt_log.job:appended"
     core.parsing.process.operations[log_api.OPERATION] = "gateway.features.prompt_log.job:entries"
     append = LogAppender(core.parsing, metrics, core.wall_clock)
+    core.parsing.process.operations[answering.OPERATION] = "gateway.features.prompt_log.once.digest:request_digest"
+    runs = OnceRuns(core, store) if store is not None else None
+    if runs is not None:
+        core.work.tasks.append(runs.run)
+        core.work.finishes.append(runs.close)
+        core.put(runs)
+    once = OnceAnswers(core, base, store, runs)
+    core.put(once)
+    core.extensions.answerers.append(Answerer(once.claims, once.answer))
+    core.extensions.answerers.append(Answerer(once.stops, once.stop))
     logs = LogApi(core.live, core.parsing, store, append, core.replies, core.extensions.entering)
     core.extensions.answerers.append(Answerer(logs.claims, logs.answer))
     core.extensions.answerers.insert(0, Answerer(base.in_background, base.refuse))  # before runs are started

@@ -21,14 +21,14 @@ _FALSE: Final = "?0"
 INVALID: Final = "prompt_log_invalid"
 _FRAME: Final = re.compile(r"pf1_[A-Za-z0-9_-]{43}")
 _SECONDS: Final = re.compile(r"[0-9]{1,15}")
-_LATER: Final = "once"  # of the protocol; not served yet
+ONCE_TOKEN: Final = re.compile(r"[!#-\[\]-~]{8,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
     """A request's header. expect: the chain that the client has computed; None: it expects none. keep: its turn is to be kept.
     ttl_s: the wished lifetime of the turn; 0: the longest. base: the chain of the log that it goes on from, None: none. frame:
-    the name of its frame, "": its own. ref: it wants a ref to be moved.
+    the name of its frame, "": its own. ref: it wants a ref to be moved. once: the token of its generation, "": none.
     """
 
     expect: bytes | None = None
@@ -37,6 +37,7 @@ class Wishes:
     base: bytes | None = None
     frame: str = ""
     ref: bool = False
+    once: str = ""
 
     @property
     def stores(self) -> bool:
@@ -46,6 +47,8 @@ class Wishes:
     @property
     def kind(self) -> str:
         """The label of the request in metrics."""
+        if self.once:
+            return "once"
         if self.base is not None:
             return "base"
         if self.keep:
@@ -60,15 +63,15 @@ def wishes_of(value: str) -> Wishes | None:
     members = dictionary(value)
     if members is None:
         raise invalid("The header is no dictionary of structured fields (RFC 9651).", HEADER)
-    if _LATER in members:
-        raise logs_off(f"{_LATER!r} is not served here.", _LATER)
+    once = _token(members)
     wishes = Wishes(
         _head(members, "expect"),
-        keep=_wished(members, "keep"),
+        keep=_wished(members, "keep") or bool(once),
         ttl_s=_ttl_s(members),
         base=_head(members, "base"),
         frame=_frame(members),
         ref=_wished(members, "ref"),
+        once=once,
     )
     if not (wishes.stores or wishes.ref or wishes.expect is not None or _wished(members, "name")):
         return None
@@ -102,6 +105,16 @@ def _member(member: tuple[str, str | int | bool]) -> str:
 
 def _wished(members: Mapping[str, str], name: str) -> bool:
     return members.get(name, _FALSE) != _FALSE
+
+
+def _token(members: Mapping[str, str]) -> str:
+    value = members.get("once")
+    if value is None:
+        return ""
+    if not (value.startswith('"') and ONCE_TOKEN.fullmatch(value[1:-1])):
+        text = "'once' must be a token in quotes: 8 to 64 printable characters without spaces, quotes and backslashes."
+        raise invalid(text, "once")
+    return value[1:-1]
 
 
 def _ttl_s(members: Mapping[str, str]) -> float:
