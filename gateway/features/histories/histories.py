@@ -233,7 +233,9 @@ class Histories:
         store = await self.open()
         if turn.log is not None and (names := turn.log.named(found.output)) is not None:
             log_turn = turn.log
-            expires_at = await store.put_turn(replace(stored, log=names), log_turn.framed, log_turn.ttl_s, log_turn.move)
+            expires_at = await store.put_turn(
+                replace(stored, log=names), log_turn.framed, log_turn.ttl_s, log_turn.move, log_turn.also
+            )
             log_turn.ended("kept", expires_at)
             return True
         kept = await store.put(stored, items)

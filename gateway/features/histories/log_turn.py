@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
 
 from gateway.features.histories.records import RefMove, TurnNames
 from gateway.request.slots import Slot
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    StoreWork = Callable[[Connection, str], None]
 
 
 class LogTurn:
@@ -15,7 +20,8 @@ class LogTurn:
     parent: the id of the base; "": none. before: elements of the frame and of the base, as pieces to join by commas. own: the
     request's elements, as they are in its body; None: all of its elements. stored: the same, as they are stored. keeps: the
     turn is to be stored in any case. framed: the frame to be stored with it. ttl_s: its lifetime; 0: the longest. move: of a
-    ref, to its head. expires_at: of the stored turn; None: it is not stored.
+    ref, to its head. expires_at: of the stored turn; None: it is not stored. also: further
+    work in the transaction that stores it, with its id.
     """
 
     def __init__(
@@ -38,6 +44,7 @@ class LogTurn:
         self.ttl_s = ttl_s
         self.move: RefMove | None = None
         self.expires_at: float | None = None
+        self.also: StoreWork | None = None
 
     def named(self, output: bytes) -> TurnNames | None:
         """The names with this answer: items of a response, JSON joined by commas. None: it has no name."""

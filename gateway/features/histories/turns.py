@@ -7,7 +7,7 @@ like an unknown one, by the same statement.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -40,12 +40,18 @@ class TurnStore(RefStore):
     """Stores turns, in addition to refs."""
 
     async def put_turn(
-        self, turn: StoredResponse, frame: bytes = b"", ttl_s: float = 0.0, move: RefMove | None = None
+        self,
+        turn: StoredResponse,
+        frame: bytes = b"",
+        ttl_s: float = 0.0,
+        move: RefMove | None = None,
+        also: Callable[[Connection, str], None] | None = None,
     ) -> float:
         """Stores a turn, or renews an equal one; it is durable when this returns. Returns its expiry in Unix seconds.
 
-        frame: to be stored with it; b"": none. ttl_s: its lifetime; 0: the longest. move: of a ref, to its head. Raises
-        UnknownObjectError if its parent does not exist, or another response has its id.
+        frame: to be stored with it; b"": none. ttl_s: its lifetime; 0: the longest. move: of a ref, to its head. also: further
+        work in the same transaction, with the turn's id. Raises UnknownObjectError if its parent does not exist, or another
+        response has its id.
         """
         now = self._clock()
 
@@ -64,6 +70,8 @@ class TurnStore(RefStore):
                 connection.execute(_LONGER_FRAME, {**key, "until": expires_at})
             if move is not None:
                 move.moved = self._moved_with_turn(connection, turn.owner, move, turn.log.head, now)
+            if also is not None:
+                also(connection, turn.id)
             return expires_at
 
         try:

@@ -9,7 +9,7 @@ history of stored responses joins the turns (`histories/log_turn.py`), for these
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from gateway.admission.memory import LARGE_BODY
@@ -37,11 +37,12 @@ from gateway.features.prompt_log.bases import (
 from gateway.features.prompt_log.divergence import Divergence, diverged
 from gateway.features.prompt_log.header import HEADER, Wishes, invalid, logs_off, wishes_of
 from gateway.features.prompt_log.kept_turn import KeptTurn
-from gateway.features.prompt_log.log_request import LOG_REQUEST, LogRequest
+from gateway.features.prompt_log.log_request import FORMS_BY_PATH, LOG_REQUEST, LogRequest
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming.chain import DIGEST, EMPTY, chain_named, frame_name, head_name
 from gateway.features.prompt_log.naming.entries import MAX_ENTRIES
-from gateway.features.prompt_log.naming.forms import CHAT, MESSAGES, RESPONSES
+from gateway.features.prompt_log.naming.forms import RESPONSES
+from gateway.features.prompt_log.once.run import OnceRequest
 from gateway.features.prompt_log.own_turns import OwnTurns
 from gateway.features.prompt_log.turns.joining import frame_edits, joined
 from gateway.features.prompt_log.turns.own_turn import OwnTurn
@@ -56,11 +57,6 @@ if TYPE_CHECKING:
 
 _NAME: Final = HEADER.lower().encode()
 _EMPTY_FRAME: Final = frame_name({})
-_FORMS: Final[Mapping[str, str]] = {
-    "/v1/chat/completions": CHAT,
-    "/v1/messages": MESSAGES,
-    "/v1/responses": RESPONSES,
-}
 
 
 class BasePhase:
@@ -84,7 +80,18 @@ class BasePhase:
         # Nearly all requests end here: `get` would take three times as long, because it caches its result.
         if _NAME not in headers.raw if isinstance(headers, HeaderFields) else headers.get(HEADER) is None:
             return False
-        return request.path in _FORMS and request.opened_by is None and not isinstance(request, InternalRequest)
+        own = not isinstance(request, InternalRequest) or isinstance(request, OnceRequest)
+        return own and request.path in FORMS_BY_PATH and request.opened_by is None
+
+    def has_token(self, exchange: Exchange) -> bool:
+        """True if the request may have a token of `once`, and is no generation itself."""
+        if not self.concerns(exchange) or isinstance(exchange.request, OnceRequest):
+            return False
+        return "once" in _header_of(exchange)
+
+    def wishes(self, exchange: Exchange) -> Wishes | None:
+        """Raises GatewayError 400."""
+        return wishes_of(_header_of(exchange))
 
     async def prepare(self, exchange: Exchange) -> None:
         """Puts the base before the body. Raises GatewayError 400, 404, 409, 410, 413, 500 or 503."""
@@ -115,7 +122,7 @@ class BasePhase:
     async def _prepare(self, exchange: Exchange, wishes: Wishes) -> None:
         if exchange.api.answers > 1:
             raise invalid("Several answers ('n') are no log: a log goes on with one answer.", "n")
-        request = LogRequest(wishes, _FORMS[exchange.request.path])
+        request = LogRequest(wishes, FORMS_BY_PATH[exchange.request.path])
         if wishes.ref:
             request.told["ref"] = False
         if wishes.keep:
@@ -139,7 +146,7 @@ class BasePhase:
                 raise not_answering(failure) from None
             return  # the answer is whole, and not kept
         owner_id, form = owner(exchange.request, exchange.caller), request.form
-        chain = await self._chain(exchange, request)
+        chain = await self.chain(exchange, form, wishes)
         found: Sequence[FoundTurn] = ()
         if chain != EMPTY:
             found = await found_turns(store, owner_id, chain, form)
@@ -178,6 +185,8 @@ class BasePhase:
         in_history = form == RESPONSES and bool(pieces)  # the history of stored responses puts them into the body
         own_bytes = own.sent(api.body) if in_history else None
         kept = KeptTurn(turn, [own.leading, *pieces] if in_history else (), own, own_bytes, wishes, self._metrics)
+        if isinstance(exchange.request, OnceRequest):
+            exchange.request.run.join(kept)
         if form != RESPONSES:
             edits += joined(own, pieces)
         size = sum(map(len, pieces)) + len(framed)
@@ -205,10 +214,10 @@ class BasePhase:
             raise sealed_issuer(issuers)
         return PoolBinding(next(iter(issuers)), refusal)
 
-    async def _chain(self, exchange: Exchange, request: LogRequest) -> bytes:
+    async def chain(self, exchange: Exchange, form: str, wishes: Wishes) -> bytes:
         """The chain of the base; that of the empty log without one. Raises GatewayError 400."""
-        wishes, previous = request.wishes, exchange.api.refers
-        if request.form != RESPONSES or not previous:
+        previous = exchange.api.refers
+        if form != RESPONSES or not previous:
             return wishes.base or EMPTY
         chain = chain_named(previous)
         if chain is None:

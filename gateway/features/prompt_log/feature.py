@@ -17,6 +17,9 @@ from gateway.features.prompt_log.log_api import LogApi
 from gateway.features.prompt_log.log_jobs import OPERATIONS
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming_phase import NamingPhase
+from gateway.features.prompt_log.once import answering
+from gateway.features.prompt_log.once.answering import OnceAnswers
+from gateway.features.prompt_log.once.runs import OnceRuns
 from gateway.features.prompt_log.section import PROMPT_LOG
 from gateway.request.extensions import Answerer, Preparer
 
@@ -53,6 +56,16 @@ def _install_header(core: Core) -> None:
     core.parsing.process.operations[appending.OPERATION] = "gateway.features.prompt_log.job:appended"
     core.parsing.process.operations[log_models.OPERATION] = "gateway.features.prompt_log.render_job:rendering_body"
     core.parsing.process.operations.update(OPERATIONS)
+    core.parsing.process.operations[answering.OPERATION] = "gateway.features.prompt_log.once.digest:request_digest"
+    runs = OnceRuns(core, store) if store is not None else None
+    if runs is not None:
+        core.work.tasks.append(runs.run)
+        core.work.finishes.append(runs.close)
+        core.put(runs)
+    once = OnceAnswers(core, base, store, runs)
+    core.put(once)
+    core.extensions.answerers.append(Answerer(once.claims, once.answer))
+    core.extensions.answerers.append(Answerer(once.stops, once.stop))
     logs = LogApi(core, store, LogAppender(core.live, core.parsing, metrics, core.wall_clock))
     core.extensions.answerers.append(Answerer(logs.claims, logs.answer))
     core.extensions.answerers.insert(0, Answerer(base.in_background, base.refuse))  # before runs are started

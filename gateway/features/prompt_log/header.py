@@ -22,14 +22,15 @@ INVALID: Final = "prompt_log_invalid"
 _FRAME: Final = re.compile(r"pf1_[A-Za-z0-9_-]{43}")
 _REF: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SECONDS: Final = re.compile(r"[0-9]{1,15}")
-_LATER: Final = "once"  # of the protocol; not served yet
+ONCE_TOKEN: Final = re.compile(r"[!#-\[\]-~]{8,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
     """A request's header. expect: the chain that the client has computed; None: it expects none. keep: its turn is to be kept.
     ttl_s: the wished lifetime of the turn; 0: the longest. base: the chain of the log that it goes on from, None: none. frame:
-    the name of its frame, "": its own. ref: the ref to be moved to its head, "": none.
+    the name of its frame, "": its own. ref: the ref to be moved to its head, "": none. once: the token of its generation,
+    "": none.
     """
 
     expect: bytes | None = None
@@ -38,6 +39,7 @@ class Wishes:
     base: bytes | None = None
     frame: str = ""
     ref: str = ""
+    once: str = ""
 
     @property
     def stores(self) -> bool:
@@ -47,6 +49,8 @@ class Wishes:
     @property
     def kind(self) -> str:
         """The label of the request in metrics."""
+        if self.once:
+            return "once"
         if self.base is not None:
             return "base"
         if self.keep:
@@ -61,17 +65,15 @@ def wishes_of(value: str) -> Wishes | None:
     members = dictionary(value)
     if members is None:
         raise invalid("The header is no dictionary of structured fields (RFC 9651).", HEADER)
-    if _LATER in members:
-        if not members[_LATER].startswith('"'):
-            raise invalid(f"{_LATER!r} must be a text in quotes.", _LATER)
-        raise logs_off(f"{_LATER!r} is not served here.", _LATER)
+    once = _token(members)
     wishes = Wishes(
         _head(members, "expect"),
-        keep=_wished(members, "keep"),
+        keep=_wished(members, "keep") or bool(once),
         ttl_s=_ttl_s(members),
         base=_head(members, "base"),
         frame=_frame(members),
         ref=_ref(members),
+        once=once,
     )
     named = _wished(members, "name")
     if not (named or wishes.stores or wishes.ref or wishes.expect is not None):
@@ -122,6 +124,16 @@ def _ref(members: Mapping[str, str]) -> str:
     value = members["ref"]
     if not (value.startswith('"') and is_ref(value[1:-1])):
         raise invalid("'ref' must be a name in quotes, such as \"main\": 1 to 64 letters, digits, dots, _ or -.", "ref")
+    return value[1:-1]
+
+
+def _token(members: Mapping[str, str]) -> str:
+    value = members.get("once")
+    if value is None:
+        return ""
+    if not (value.startswith('"') and ONCE_TOKEN.fullmatch(value[1:-1])):
+        text = "'once' must be a token in quotes: 8 to 64 printable characters without spaces, quotes and backslashes."
+        raise invalid(text, "once")
     return value[1:-1]
 
 

@@ -37,7 +37,8 @@ log = logging.getLogger("warmroute.state")
 class KeptTurn(LogTurn):
     """A turn with its names. base: an empty id: none. own: what the request adds. own_bytes: as in `LogTurn.own`. issuer: the
     name of the pool that answers, which reads the sealed parts. answered: the answer of a stream of Responses, as its events
-    have it. metrics: count the result.
+    have it. facts: about the answer, to be stored beside it. metrics: count the
+    result.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class KeptTurn(LogTurn):
         self.frame = wishes.frame or own.frame
         self.issuer = ""
         self.answered: FinishedAnswer | None = None
+        self.facts = b""
         self._after_input = base.at_input
         self._metrics = metrics
 
@@ -106,7 +108,7 @@ class KeptTurn(LogTurn):
             status=status,
             input=self.stored,
             output=answer.output,
-            response=b"",
+            response=self.facts,
             log=names,
         )
 
@@ -127,7 +129,7 @@ class TurnKeeper:
         row = turn.row(self._owner, self._clock(), answer, status)
         try:
             store = await self._store.get()
-            turn.ended("kept", await store.put_turn(row, turn.framed, turn.ttl_s, turn.move))
+            turn.ended("kept", await store.put_turn(row, turn.framed, turn.ttl_s, turn.move, turn.also))
         except StoreFullError:
             turn.ended("full")
         except StoreError as error:

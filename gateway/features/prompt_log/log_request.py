@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from gateway.features.prompt_log.header import Wishes
 from gateway.features.prompt_log.kept_turn import KeptTurn
+from gateway.features.prompt_log.naming.forms import CHAT, MESSAGES, RESPONSES
 from gateway.request.slots import Slot
+
+FORMS_BY_PATH: Final[Mapping[str, str]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/messages": MESSAGES,
+    "/v1/responses": RESPONSES,
+}
+"""The paths on which the header counts."""
 
 
 class LogRequest:

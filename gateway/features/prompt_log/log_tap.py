@@ -32,6 +32,7 @@ from gateway.features.prompt_log.naming.canonical import NoNameError
 from gateway.features.prompt_log.naming.chain import extended, head_name
 from gateway.features.prompt_log.naming.entries import Entry
 from gateway.features.prompt_log.naming.forms import CHAT, MESSAGES, RESPONSES
+from gateway.features.prompt_log.once.repeating import facts_of
 from gateway.features.prompt_log.turns.answers import (
     COMPLETED,
     INCOMPLETE,
@@ -123,6 +124,8 @@ class LogTap(AnswerTap):
         try:
             found = turn_of(turn.own_turn.open)
             self._entries = found.entries
+            if self._request.wishes.once:
+                turn.facts = facts_of(answer)
             await keeper.keep(turn, found, INCOMPLETE if answer.finish_reason == LENGTH else COMPLETED)
         except NoNameError:
             turn.ended("unfit")

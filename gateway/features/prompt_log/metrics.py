@@ -10,9 +10,17 @@ class PromptLogMetrics:
 
     def __init__(self, make: MetricFamily) -> None:
         self.requests = make.counter(
-            "prompt_log_requests_total", "Requests with the header Prompt-Log, by the wish: name, expect, keep, base.", "kind"
+            "prompt_log_requests_total",
+            "Requests with the header Prompt-Log, by the wish: name, expect, keep, base, once.",
+            "kind",
         )
         self.refused = make.counter("prompt_log_refused_total", "Requests refused because of the header Prompt-Log.", "code")
+        self.once = make.counter(
+            "once_total",
+            "Requests with a token (`once`): run (began its generation), joined, repeated (had ended), taken_over (of a gateway"
+            " that had stopped), mismatch (refused).",
+            "result",
+        )
         self.turns = make.counter(
             "prompt_log_turns_total",
             "Turns that were to be kept: kept, failed (the store), unfit (no name, or too large), full (the maximum of bytes).",

@@ -65,6 +65,11 @@ class OwnTurn:
         return tuple(getattr(self, name) for name in self.__slots__)
 
 
+def frame_members(form: str) -> tuple[str, ...]:
+    """The members of a body that are in its frame, as a whole."""
+    return _FRAMES[form]
+
+
 def own_turn(body: bytes, form: str, chain: bytes, bases: Sequence[Sequence[str]], *, named: bool) -> OwnTurn:
     """The part of a log that a body has after a log with this chain. bases: ids of the calls without a result in each turn with
     this chain, the newest first. named: the frame is given by its name.

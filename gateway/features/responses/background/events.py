@@ -25,12 +25,6 @@ MAX_EVENT: Final = MAX_KEPT + (64 << 10)  # bytes
 _NUMBER: Final = "sequence_number"
 
 
-def event_of(kind: str, number: int, response: bytes) -> bytes:
-    """An event of the gateway. response: the object, JSON."""
-    name = kind.encode("ascii")
-    return b'event: %b\ndata: {"type":"%b","sequence_number":%d,"response":%b}\n\n' % (name, name, number, response)
-
-
 def numbered(event: bytes, number: int, id_: str) -> bytes:
     """A replica's event with this number. id_: of the response, replaces the event's response_id. Raises GatewayError 502.
     O(length).

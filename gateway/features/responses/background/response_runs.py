@@ -8,9 +8,9 @@ from typing import ClassVar
 from gateway.dialects.events.named import ERRORS, name_of
 from gateway.dialects.responses.stream import QUIET
 from gateway.features.histories.kept import MAX_KEPT
-from gateway.features.responses.background.events import COMPLETE, MAX_EVENT, event_of, failure_in, numbered
+from gateway.features.histories.replay import event_of, last_event_of, replayed
+from gateway.features.responses.background.events import COMPLETE, MAX_EVENT, failure_in, numbered
 from gateway.features.responses.background.objects import error_in, in_state
-from gateway.features.responses.background.replay import last_event_of, replayed
 from gateway.features.runs.run_format import EventKind, RunFailure, RunFormat
 
 

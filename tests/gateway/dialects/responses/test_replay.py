@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from gateway.dialects.events.sse import events_of, object_of
-from gateway.features.responses.background.replay import last_event_of, replayed
+from gateway.features.histories.replay import last_event_of, replayed
 
 PART = {"type": "output_text", "text": "hello", "annotations": []}
 ITEM = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [PART]}

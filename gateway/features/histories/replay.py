@@ -15,7 +15,12 @@ import orjson
 
 from gateway.dialects.stream_forms import events_before_end, named_event
 from gateway.features.histories.kept import ENDS
-from gateway.features.responses.background.events import event_of
+
+
+def event_of(kind: str, number: int, response: bytes) -> bytes:
+    """An event of the gateway. response: the object, JSON."""
+    name = kind.encode("ascii")
+    return b'event: %b\ndata: {"type":"%b","sequence_number":%d,"response":%b}\n\n' % (name, name, number, response)
 
 
 def last_event_of(raw: bytes, number: int) -> bytes:

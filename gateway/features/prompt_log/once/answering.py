@@ -1,0 +1,280 @@
+"""Requests with the member `once`: they follow the generation of their token, which they begin if there is none.
+
+    find ── it runs here ───────────────► follow: the answer from its beginning, then as it comes
+      │ ├── it runs elsewhere ──────────► wait, WAIT_S at most, and find again; then 409
+      │ ├── it has ended ───────────────► the stored turn, as a stream or plain (`repeating.py`)
+      │ ├── it was another request ─────► 422
+      └─┴── none, or its runner is silent ► start (`runs.py`), and follow
+
+An answer in the other form waits for the end of the generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import unquote
+
+import orjson
+
+from gateway.admission.memory import LARGE_BODY, parsing
+from gateway.core import Core
+from gateway.database.failures import StoreFailed
+from gateway.dialects.json_structure import signs
+from gateway.dialects.table import UNLOGGED
+from gateway.errors import ClientStalled, GatewayError, over_budget
+from gateway.features.histories.lazy import LazyStore
+from gateway.features.histories.records import ExpiredObjectError, FoundTurn, UnknownObjectError
+from gateway.features.prompt_log.base_phase import BasePhase
+from gateway.features.prompt_log.bases import HISTORY_SHARE, base_of, log_error, not_answering
+from gateway.features.prompt_log.header import ONCE_TOKEN, Wishes, answer_line, logs_off
+from gateway.features.prompt_log.log_request import FORMS_BY_PATH
+from gateway.features.prompt_log.metrics import PromptLogMetrics
+from gateway.features.prompt_log.naming.chain import DIGEST, EMPTY, chain_named
+from gateway.features.prompt_log.once.digest import named_digest
+from gateway.features.prompt_log.once.following import OnceFollowers, id_lines
+from gateway.features.prompt_log.once.repeating import RepeatedAnswer
+from gateway.features.prompt_log.once.run import OnceRun
+from gateway.features.prompt_log.once.runs import OnceRuns, stopped
+from gateway.features.prompt_log.own_turns import QUICK_BYTES, QUICK_SIGNS
+from gateway.features.runs.following import Gate
+from gateway.request.client import ClientReply
+from gateway.request.exchange import Exchange
+from gateway.request.owner import owner
+from gateway.request.phases.replies import JSON_LINE, STREAM_LINES
+
+if TYPE_CHECKING:
+    from gateway.features.prompt_log.once.store import OnceStore, StoredToken, TokenKey
+
+OPERATION: Final = "prompt_log.once"
+WAIT_S: Final = 30.0  # for a generation of another process
+RETRY_S: Final = 5
+_PATH: Final = re.compile(r"/v1/logs/once/([^/]{1,200})")
+
+
+class _Asked(NamedTuple):
+    """until: end of the wait for another process, a reading of the clock."""
+
+    runs: OnceRuns
+    key: TokenKey
+    digest: str
+    until: float
+
+
+class OnceAnswers:
+    """Answers these requests. state: None: nothing is kept here, so that they are refused. wait_s: the longest wait for a
+    generation of another process.
+    """
+
+    def __init__(self, core: Core, base: BasePhase, state: LazyStore[Any] | None, runs: OnceRuns | None) -> None:
+        self._core = core
+        self._base = base
+        self._state = state
+        self._runs = runs
+        self._followers = OnceFollowers(core)
+        self.wait_s = WAIT_S
+        self._metrics = core.metrics.of(PromptLogMetrics)
+
+    def claims(self, exchange: Exchange) -> bool:
+        """True if the request may have a token."""
+        return self._base.has_token(exchange)
+
+    async def answer(self, exchange: Exchange) -> ClientReply | None:
+        """None: it has no token. Raises GatewayError."""
+        try:
+            wishes = self._base.wishes(exchange)
+            if wishes is None or not wishes.once:
+                return None
+            return await self._answer(exchange, wishes)
+        except StoreFailed as failure:
+            raise not_answering(failure) from None
+        except GatewayError as error:
+            if error.members is not None:
+                self._metrics.refused.add((error.code,))
+            raise
+
+    async def _answer(self, exchange: Exchange, wishes: Wishes) -> ClientReply:
+        if self._runs is None:
+            raise logs_off("This gateway keeps no logs (state).", "once")
+        record, api = exchange.record, exchange.api
+        record.subject.model, record.answer.own = api.model, True
+        record.subject.generates = record.subject.metered = False  # the generation has a record of its own
+        key = owner(exchange.request, exchange.caller), wishes.once
+        asked = _Asked(self._runs, key, await self._digest(exchange, wishes), self._core.clock() + self.wait_s)
+        while True:
+            run = self._runs.find(key)
+            reply = await (self._begin(exchange, asked) if run is None else self._join(exchange, asked, run))
+            if reply is not None:
+                return reply
+
+    async def _begin(self, exchange: Exchange, asked: _Asked) -> ClientReply | None:
+        """Begins a generation, or answers without one. None: look again. Raises GatewayError and StoreFailed."""
+        runs, key, digest, until = asked
+        store = await runs.open()
+        seen = await store.find(key)
+        if seen is not None and seen.digest != digest:
+            raise self._mismatch()
+        if seen is not None and seen.turn:
+            return await self._repeat(exchange, store, key, seen)
+        if runs.find(key) is not None:
+            return None
+        if seen is not None and store.is_alive(seen) and not runs.is_mine(seen.runner):
+            await self._wait_elsewhere(exchange, key, until)
+            return None
+        run = runs.start(exchange, key, digest, seen)
+        if not await self._is_claimed(run):
+            exchange.api = run.api or exchange.api
+            return None
+        self._metrics.once.add(("run" if seen is None else "taken_over",))
+        return await self._followers.follow(exchange, run)
+
+    async def _join(self, exchange: Exchange, asked: _Asked, run: OnceRun) -> ClientReply | None:
+        """Follows a generation that was begun here. None: look again. Raises GatewayError."""
+        if run.digest != asked.digest:
+            raise self._mismatch()
+        if not await self._is_claimed(run):
+            return None
+        if run.stream != exchange.api.stream and not await self._is_over(exchange, asked.runs, run):
+            return None
+        self._joins(exchange, "joined")
+        return await self._followers.follow(exchange, run)
+
+    async def _is_claimed(self, run: OnceRun) -> bool:
+        """False: another process was faster. Raises GatewayError."""
+        outcome: bool | GatewayError = await asyncio.shield(run.claimed)  # for others, if this client leaves
+        if isinstance(outcome, GatewayError):
+            raise outcome.again()
+        return outcome
+
+    async def _digest(self, exchange: Exchange, wishes: Wishes) -> str:
+        """Raises GatewayError."""
+        form, body, lease = FORMS_BY_PATH[exchange.request.path], exchange.api.body, exchange.request.lease
+        base = await self._base.chain(exchange, form, wishes)
+        client = lease.account.client
+        if len(body) <= QUICK_BYTES and signs(body) <= QUICK_SIGNS:
+            return await self._core.parsing.turns.take(partial(named_digest, body, form, base, wishes.frame), client)
+        with parsing(lease, len(body)):
+            found = await self._core.parsing.process.run((OPERATION, form, base, wishes.frame), body, client)
+        return str(found[0])
+
+    async def _wait_elsewhere(self, exchange: Exchange, key: TokenKey, until: float) -> None:
+        """Waits for the end of a generation of another process. Raises GatewayError 409 or 429."""
+        assert self._runs is not None
+        self._enter(exchange)
+        left_s = until - self._core.clock()
+        try:
+            async with asyncio.timeout(max(0.0, left_s)):
+                await self._runs.wait_elsewhere(key, exchange.request.lease.account.client)
+        except TimeoutError:
+            text = "The generation of this token runs in another process of the gateway. Send the request again later."
+            error = log_error(409, "once_running", text, "once")
+            error.retry_after_s = RETRY_S
+            raise error from None
+
+    async def _is_over(self, exchange: Exchange, runs: OnceRuns, run: OnceRun) -> bool:
+        """Waits for the end of a generation in the other form. True: its answer is an error, which has one form."""
+        self._enter(exchange)
+        await run.ended.wait()
+        runs.forget(run)  # an answer that is not kept cannot be told in another form
+        return not run.kept and run.status != 200
+
+    def _mismatch(self) -> GatewayError:
+        self._metrics.once.add(("mismatch",))
+        text = "This token belongs to another request: its body or its base differs. Send another token."
+        return log_error(422, "once_mismatch", text, "once")
+
+    def _joins(self, exchange: Exchange, result: str) -> None:
+        """Counts a request that generates nothing."""
+        self._enter(exchange)
+        self._metrics.requests.add(("once",))
+        self._metrics.once.add((result,))
+
+    def _enter(self, exchange: Exchange) -> None:
+        """Applies the limits of the key; a generation does that itself. Idempotent. Raises GatewayError 429."""
+        for enter in self._core.extensions.entering:
+            enter(exchange)
+
+    # -- answers
+
+    async def _repeat(self, exchange: Exchange, store: OnceStore, key: TokenKey, seen: StoredToken) -> ClientReply:
+        """The answer of a generation that has ended. Raises GatewayError and StoreFailed."""
+        assert self._state is not None
+        self._joins(exchange, "repeated")
+        turns, gone = await self._state.get(), log_error(410, "prompt_log_expired", "The answer of this token is gone.", "once")
+        try:
+            row, expires_at = await turns.get(key[0], seen.turn), await store.expiry(key[0], seen.turn)
+        except (UnknownObjectError, ExpiredObjectError):
+            raise gone from None
+        if expires_at is None:
+            raise gone
+        size, lease = len(row.output) + len(row.response), exchange.request.lease
+        if size >= LARGE_BODY and not lease.grow(2 * size):
+            raise over_budget(0, lease.account.largest, 2 * size)
+        told: dict[str, str | int | bool] = {"head": row.log.head}
+        try:
+            last = FoundTurn(row.id, row.log.form, at_input=False, open=b"[]")
+            base = await base_of(turns, key[0], last, int(self._core.live.max_body * HISTORY_SHARE))
+            told["length"] = len(base.digests) // DIGEST
+        except GatewayError:
+            pass  # a turn before it is gone, and the answer is not
+        told |= {"expires": int(expires_at), "kept": True, "repeated": True}
+        answer = RepeatedAnswer(row, exchange.api.alias or exchange.api.model, told)
+        lines = id_lines(exchange) + answer_line(chain_named(row.log.input_head) or EMPTY, row.log.frame, told)
+        record = exchange.record
+        record.status, record.subject.stream = 200, exchange.api.stream
+        if not exchange.api.stream:
+            reply = self._core.replies.begin(exchange, 200, answer.plain(), JSON_LINE + lines)
+            record.answer.ok = record.answer.complete = True
+            return reply
+        reply = self._core.replies.begin(exchange, 200, None, STREAM_LINES + lines)
+        await self._write(exchange, reply, answer.streamed(usage=not exchange.api.strip_usage))
+        return reply
+
+    async def _write(self, exchange: Exchange, reply: ClientReply, events: Iterable[bytes]) -> None:
+        gate = Gate()
+        reply.feed_from(gate)
+        try:
+            for event in events:
+                await gate.wait_open(self._core.live.patience_s)
+                reply.write(event)
+            reply.end()
+            exchange.record.answer.ok = exchange.record.answer.complete = True
+        except ClientStalled:
+            reply.cut()
+            raise
+        finally:
+            reply.feed_from(None)
+
+    # -- the end of a generation by its client
+
+    def stops(self, exchange: Exchange) -> bool:
+        """True for a request that stops a generation."""
+        below = exchange.record.path == UNLOGGED and self._runs is not None
+        return below and _PATH.fullmatch(exchange.request.target.partition("?")[0]) is not None
+
+    async def stop(self, exchange: Exchange) -> ClientReply:
+        """Raises GatewayError."""
+        runs, record = self._runs, exchange.record
+        assert runs is not None
+        record.answer.own = True
+        record.subject.generates = record.subject.metered = False
+        if exchange.request.method != "DELETE":
+            raise GatewayError(405, "method_not_allowed", "A token takes DELETE.")
+        self._enter(exchange)
+        found = _PATH.fullmatch(exchange.request.target.partition("?")[0])
+        token = unquote(found[1]) if found is not None else ""
+        key = owner(exchange.request, exchange.caller), token
+        try:
+            if not ONCE_TOKEN.fullmatch(token) or not await (await runs.open()).stop(key):
+                raise log_error(404, "prompt_log_not_found", "No generation of this token runs.", "once")
+        except StoreFailed as failure:
+            raise not_answering(failure) from None
+        if (run := runs.find(key)) is not None:
+            run.stop(stopped())
+        record.status = 200
+        reply = self._core.replies.begin(exchange, 200, orjson.dumps({"stopped": True}), JSON_LINE)
+        record.answer.ok = record.answer.complete = True
+        return reply

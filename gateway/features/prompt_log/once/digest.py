@@ -1,0 +1,47 @@
+"""The digest of a request with a token: another request with the same token must ask for the same. Pure. O(length).
+
+It counts the path, the base, the frame, the entries, and all members that shape an answer: unknown ones, too. The form of the
+answer does not count, nor do members about the client.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Final
+
+from gateway.dialects.json_structure import exceeds, too_complex
+from gateway.features.prompt_log.header import invalid
+from gateway.features.prompt_log.naming.canonical import NoNameError, canonical
+from gateway.features.prompt_log.naming.chain import extended, frame_name, head_name
+from gateway.features.prompt_log.naming.entries import OpenCalls
+from gateway.features.prompt_log.naming.forms import FORMS, object_of
+from gateway.features.prompt_log.turns.own_turn import LISTS, frame_members
+
+_UNCOUNTED: Final = frozenset(["stream", "stream_options", "metadata", "user", "store", "previous_response_id"])
+_PREFIX: Final = b"prompt-log/1 once\n"
+
+
+def digest_of_request(body: bytes, form: str, base: bytes, frame: str) -> str:
+    """base: the chain of the base. frame: its name, if the header has it; else "". Raises NoNameError."""
+    found = object_of(body)
+    uncounted = _UNCOUNTED | {LISTS[form], *frame_members(form)}
+    more = {name: value for name, value in found.items() if name not in uncounted}
+    found.pop("previous_response_id", None)
+    log = FORMS[form](found, OpenCalls(), named=bool(frame))
+    counted = {"form": form, "head": head_name(extended(base, log.entries)), "frame": frame or frame_name(log.frame)}
+    return sha256(_PREFIX + canonical({**counted, "more": more})).hexdigest()
+
+
+def request_digest(body: bytes, form: str, base: bytes, frame: str) -> tuple[str]:
+    """`digest_of_request` as an operation of the parser process. Raises GatewayError 400 or 413."""
+    if exceeds(body):
+        raise too_complex()
+    return (named_digest(body, form, base, frame),)
+
+
+def named_digest(body: bytes, form: str, base: bytes, frame: str) -> str:
+    """Raises GatewayError 400."""
+    try:
+        return digest_of_request(body, form, base, frame)
+    except NoNameError as error:
+        raise invalid(f"This conversation has no name: {error.reason}.", error.param) from None

@@ -1,0 +1,131 @@
+"""Answers to clients that follow a generation of this process: its head, then its pieces from the beginning."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import orjson
+
+from gateway.core import Core
+from gateway.errors import ClientStalled, GatewayError, internal_error, shutting_down
+from gateway.features.prompt_log.once.run import OnceRun
+from gateway.features.runs.following import FIRST, Gate
+from gateway.request.client import ClientReply
+from gateway.request.exchange import Exchange
+
+_OF_ONE_CLIENT: Final = (b"x-request-id:", b"access-control-", b"vary:")  # lines of a head
+_OF_OPERATORS: Final = b"x-warmroute-"
+
+
+class OnceFollowers:
+    """Sends answers (see the module)."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def follow(self, exchange: Exchange, run: OnceRun) -> ClientReply:
+        """The answer of a generation. Raises GatewayError."""
+        await run.begun.wait()
+        if not run.status:
+            raise run.stopped.again() if run.stopped is not None else internal_error()
+        record, lines = exchange.record, self._lines(exchange, run)
+        record.status = run.status
+        if not run.streams:
+            return await self._whole(exchange, run, lines)
+        record.subject.stream = True
+        reply = self._core.replies.begin(exchange, run.status, None, lines)
+        try:
+            await self._send(run, reply)
+            record.answer.ok = record.answer.complete = run.complete
+        except ClientStalled:
+            reply.cut()
+            raise
+        except GatewayError as error:
+            self._break_off(exchange, reply, error)
+        except asyncio.CancelledError:
+            if not self._core.running.over:
+                raise  # the client left
+            self._break_off(exchange, reply, shutting_down())
+        finally:
+            reply.feed_from(None)
+        return reply
+
+    async def _send(self, run: OnceRun, reply: ClientReply) -> None:
+        """Sends the pieces of a stream until it has ended. Raises GatewayError if it has no end for this client."""
+        log, gate, sent = run.log, Gate(), FIRST
+        reply.feed_from(gate)
+        while True:
+            await gate.wait_open(self._core.live.patience_s)
+            found = log.since(sent)
+            if found is None:
+                raise GatewayError(410, "events_gone", "The client was too slow: its next events have been dropped.")
+            data, sent = found
+            if data:
+                reply.write(data)
+            elif not log.ended:
+                await log.changed()
+            elif run.complete:
+                reply.end()
+                return
+            elif run.stopped is not None:
+                raise run.stopped.again()
+            else:
+                reply.cut()
+                return
+
+    async def _whole(self, exchange: Exchange, run: OnceRun, lines: bytes) -> ClientReply:
+        """A plain answer, or an error. Raises GatewayError."""
+        while not run.log.ended:
+            await run.log.changed()
+        if run.stopped is not None and not run.complete:
+            raise run.stopped.again()
+        if run.log.first:
+            raise GatewayError(502, "answer_too_large", "The answer is too large to be held: ask for a shorter one.")
+        if not run.complete:
+            raise GatewayError(502, "replica_failed", "The replica failed while it answered. Send the request again.")
+        body, sent = b"", FIRST
+        while (found := run.log.since(sent)) and found[0]:
+            body, sent = body + found[0], found[1]
+        record = exchange.record
+        if run.status >= 400:
+            record.error = _message_in(body) or f"the generation was answered with {run.status}"
+        reply = self._core.replies.begin(exchange, run.status, body, lines)
+        record.answer.complete = True
+        record.answer.ok = run.status < 400
+        return reply
+
+    def _break_off(self, exchange: Exchange, reply: ClientReply, error: GatewayError) -> None:
+        exchange.record.error = error.message
+        event = exchange.dialect.error_event(self._core.replies.shown(exchange, error), None)
+        if event is None:
+            reply.cut()
+        else:
+            reply.end(event)
+
+    def _lines(self, exchange: Exchange, run: OnceRun) -> bytes:
+        """The lines of a generation's head for a client that follows it."""
+        dropped = list(_OF_ONE_CLIENT)
+        if exchange.dialect.id_header:
+            dropped.append(exchange.dialect.id_header.lower() + b":")
+        if not self._core.access.sees_headers(exchange.request):
+            dropped.append(_OF_OPERATORS)
+        kept = [line for line in run.lines.split(b"\r\n") if line and not line.lower().startswith(tuple(dropped))]
+        return b"".join(line + b"\r\n" for line in kept) + id_lines(exchange)
+
+
+def id_lines(exchange: Exchange) -> bytes:
+    """The dialect's own line with the id of a request."""
+    name = exchange.dialect.id_header
+    return b"%b: %b\r\n" % (name, exchange.record.id.encode("ascii")) if name else b""
+
+
+def _message_in(body: bytes) -> str:
+    """The message of an error; "": it has none."""
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return ""
+    error = found.get("error") if isinstance(found, dict) else None
+    message = error.get("message") if isinstance(error, dict) else None
+    return message if isinstance(message, str) else ""

@@ -1,0 +1,265 @@
+"""The generations of this process that belong to tokens.
+
+    start ──► a task: claims the token in the store ──► the lifecycle of any request ──► the turn is stored: the token has ended
+                        └── it is another's now: nothing is generated                └── there is none: the token is free again
+    every TICK_S: a token that was stopped or taken over elsewhere, or whose key was revoked, ends its generation
+    every RENEW_S: the generations are alive
+
+The task belongs to the process: a client that leaves, at any time, changes nothing. A shutdown waits for generations as for
+requests; unfinished ones end, and their tokens are free. Places are shared with responses in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+from gateway.core import Core
+from gateway.database.failures import StoreFailed
+from gateway.dialects.api_request import ApiRequest
+from gateway.errors import GatewayError, over_budget, shutting_down
+from gateway.features.histories.lazy import LazyStore
+from gateway.features.prompt_log.bases import log_error, not_answering
+from gateway.features.prompt_log.once.run import OnceRequest, OnceRun
+from gateway.features.runs.beginning import places_full
+from gateway.features.runs.event_log import Logs
+from gateway.features.runs.places import RunPlaces
+from gateway.features.runs.runs import Runs
+from gateway.features.runs.watching import WatchedRuns
+from gateway.request.client import Caller
+from gateway.request.exchange import Exchange
+
+if TYPE_CHECKING:
+    from gateway.features.prompt_log.once.store import OnceStore, StoredToken, TokenKey
+
+log = logging.getLogger("warmroute.state")
+
+TICK_S: Final = 1.0
+RENEW_S: Final = 10.0
+CLOSE_S: Final = 5.0
+MAX_UNKEPT: Final = 1000
+_WITHDRAWALS: Final = 5  # of a token, while the store does not answer
+
+
+class OnceRuns:
+    """The generations of one process (see the module). watched: tokens of other processes."""
+
+    def __init__(self, core: Core, state: LazyStore[Any]) -> None:
+        self.runner = uuid4().hex
+        self.watched = WatchedRuns()
+        runs = core.part(Runs)  # of the same feature as the store
+        self._logs = runs.logs if runs is not None else Logs()
+        self._places = runs.places if runs is not None else RunPlaces(0, 0)
+        self._core = core
+        self._state = state
+        self._store: OnceStore | None = None
+        self._runs: dict[TokenKey, OnceRun] = {}
+        self._unkept: dict[TokenKey, OnceRun] = {}  # ended, whole, and only in the log
+        self._begun = 0
+        self._closing = False
+        self._active = asyncio.Event()
+        self._renewed = 0.0
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @property
+    def places(self) -> RunPlaces:
+        """The places of background work, which generations take."""
+        return self._places
+
+    async def open(self) -> OnceStore:
+        """Raises StoreFailed."""
+        if self._store is None:
+            state = await self._state.get()
+            from gateway.features.prompt_log.once.store import OnceStore
+
+            if self._store is None:  # else another request has opened it in the meantime
+                self._store = OnceStore(state.database, self._core.wall_clock)
+                self._state.sweeps.append(self._store.purge)
+        return self._store
+
+    def find(self, key: TokenKey) -> OnceRun | None:
+        """The generation of a token that runs here, or whose whole answer is only here."""
+        return self._runs.get(key) or self._unkept.get(key)
+
+    def is_mine(self, runner: str) -> bool:
+        """True for a runner of this process."""
+        return runner.startswith(self.runner)
+
+    def forget(self, run: OnceRun) -> None:
+        """Drops an answer that is only here. Idempotent."""
+        if self._unkept.get(run.key) is run:
+            del self._unkept[run.key]
+
+    # -- starts
+
+    def start(self, exchange: Exchange, key: TokenKey, digest: str, seen: StoredToken | None) -> OnceRun:
+        """Starts a generation, which takes the parsed request, and claims its token. seen: the token as it is stored.
+
+        Raises GatewayError 413, 429 or 503.
+        """
+        if self._core.running.draining or self._closing:
+            raise shutting_down()
+        account = exchange.request.lease.account
+        if not self._places.admit(key[0], account.client):
+            raise places_full(self._places, key[0])
+        lease = account.lease()
+        if not lease.grow(len(exchange.api.body)):
+            lease.close()
+            self._places.release(key[0], account.client)
+            raise over_budget(0, account.largest, len(exchange.api.body))
+        self._begun += 1
+        id_ = f"{self.runner}-{self._begun}"
+        run = OnceRun(key, id_, digest, self._logs, account.lease(), self._core.clock, stream=exchange.api.stream)
+        run.api, exchange.api = exchange.api, stub_of(exchange.api)
+        run.request = request = OnceRequest(exchange.request, run, lease)
+        self._runs[key] = run
+        self._active.set()
+        work = self._run(run, request, exchange.caller, seen)
+        run.task = asyncio.get_running_loop().create_task(work, name=f"once {id_}")
+        return run
+
+    async def _run(self, run: OnceRun, request: OnceRequest, caller: Caller, seen: StoredToken | None) -> None:
+        run.started = True
+        try:
+            outcome = await self._claimed(run, seen)
+            run.claimed.set_result(outcome)
+            if outcome is True and run.stopped is None and run.api is not None:
+                api, run.api = run.api, None
+                await self._core.lifecycle.run(request, api, caller)
+        except (asyncio.CancelledError, ConnectionError):
+            if run.stopped is None and not (self._closing or self._core.running.over):
+                raise
+        finally:
+            run.settling = True
+            if not run.claimed.done():
+                run.claimed.set_result(run.stopped or shutting_down())
+            await self._settle(run, request)
+
+    async def _claimed(self, run: OnceRun, seen: StoredToken | None) -> bool | GatewayError:
+        from gateway.features.prompt_log.once.store import MAX_TOKENS, TooManyTokensError
+
+        try:
+            store = await self.open()
+            run.mark = store.ended(run.key, run.id)
+            return await store.claim(run.key, run.digest, run.id, seen)
+        except TooManyTokensError:
+            text = f"You have {MAX_TOKENS:,} tokens ('once') of the last day, which is the maximum."
+            return log_error(429, "too_many_tokens", text, "once")
+        except StoreFailed as failure:
+            return not_answering(failure)
+
+    async def _settle(self, run: OnceRun, request: OnceRequest) -> None:
+        """The end of a generation, however it ends."""
+        key, client = run.key, request.lease.account.client
+        try:
+            if not run.kept:
+                await self._withdraw(run)
+        finally:
+            request.lease.close()
+            if self._runs.get(key) is run:
+                del self._runs[key]
+            if run.held and not run.kept and run.stopped is None and len(self._unkept) < MAX_UNKEPT:
+                self._unkept[key] = run
+            self._places.release(key[0], client)
+            run.finish(complete=False)
+            run.ended.set()
+
+    async def _withdraw(self, run: OnceRun) -> None:
+        """Frees its token. If the store does not answer, that happens when the runner seems dead."""
+        if isinstance(run.claimed.result(), bool) and not run.claimed.result():
+            return
+        for _ in range(_WITHDRAWALS):
+            try:
+                await (await self.open()).withdraw(run.key, run.id)
+            except StoreFailed as failure:
+                log.warning("a token is not free before its runner seems dead", extra={"reason": str(failure)})
+                if self._closing:
+                    return
+                await asyncio.sleep(TICK_S)
+            else:
+                return
+
+    # -- periodic work
+
+    async def run(self) -> None:
+        """Compares the generations with the store, until cancelled."""
+        while True:
+            await self._active.wait()
+            await asyncio.sleep(TICK_S)
+            try:
+                await self._synchronize()
+            except StoreFailed as failure:
+                log.warning("tokens cannot be compared with the store", extra={"reason": str(failure)})
+            self._logs.expire(self._core.clock())
+            for run in list(self._unkept.values()):
+                if self._logs.find(run.log_key) is None:
+                    self.forget(run)
+            if not (self._runs or self._unkept or len(self.watched)):
+                self._active.clear()
+
+    async def _synchronize(self) -> None:
+        """Raises StoreFailed."""
+        mine, theirs = [run for run in self._runs.values() if run.mark and run.claimed.done()], self.watched.keys()
+        for run in mine:
+            await self._require_valid(run)
+        if not (mine or theirs):
+            return
+        store = await self.open()
+        if mine:
+            there = await store.mine([run.id for run in mine])
+            for run in mine:
+                if run.id not in there:
+                    run.stop(stopped())
+            if self._core.clock() - self._renewed >= RENEW_S:
+                await store.renew([run.id for run in mine])
+                self._renewed = self._core.clock()
+        if theirs:
+            self.watched.end_missing(await store.running_among(theirs), theirs)
+
+    async def _require_valid(self, run: OnceRun) -> None:
+        """Stops a generation whose caller is refused now."""
+        callers, request = self._core.callers, run.request
+        if request is None:
+            return
+        try:
+            if callers.looks_up:
+                await callers.look_up(request.headers)
+            callers.of(request)
+        except GatewayError as error:
+            if error.status < 500:  # else keys cannot be read now
+                run.stop(error)
+
+    async def wait_elsewhere(self, key: TokenKey, client: str) -> None:
+        """Waits until a generation of another process has ended, or its runner is silent. Raises GatewayError 429."""
+        self._active.set()
+        await self.watched.wait_for_end(key, client)
+
+    async def close(self) -> None:
+        """Ends all generations. Idempotent."""
+        self._closing = True
+        for run in list(self._runs.values()):
+            run.stop(shutting_down())
+        if tasks := [run.task for run in self._runs.values() if run.task is not None]:
+            _, late = await asyncio.wait(tasks, timeout=CLOSE_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def __repr__(self) -> str:
+        return f"<OnceRuns {len(self._runs)} here, {len(self.watched)} watched>"
+
+
+def stub_of(api: ApiRequest) -> ApiRequest:
+    """A parsed request without its body, for a request that only follows."""
+    made = ApiRequest(api.model, None, "", stream=api.stream, metered=False, body=b"")
+    made.alias, made.strip_usage = api.alias, api.strip_usage
+    return made
+
+
+def stopped() -> GatewayError:
+    text = "The generation of this token was stopped. Send the request again, with another token."
+    return log_error(409, "once_stopped", text, "once")

@@ -1,0 +1,434 @@
+"""Generations that belong to a token (`once`): whatever happens to their clients, each is generated once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.dialects.events.sse import events_of, object_of
+from gateway.features.prompt_log.once.answering import OnceAnswers
+from gateway.features.prompt_log.once.runs import OnceRuns
+from gateway.features.prompt_log.once.store import MAX_TOKENS
+from gateway.request.owner import owner_of
+from tests.gateway.conftest import Running, eventually, running
+from tests.gateway.features.keys.conftest import bearer, keyed, made
+from tests.gateway.features.prompt_log.test_kept_turns import ALL, NOW, asked, body_of, engine, kept_in
+from tests.gateway.features.prompt_log.test_logs_api import called
+from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, FORMS, MESSAGES, USER, in_turn
+from tests.support.fakes import FakeReplica, FakeRequest, answers, dies, hangs, status, streams
+
+ONCE = 'once="c0ffee-0001"'
+TOKEN = "c0ffee-0001"
+OWNER = owner_of("", "Bearer k", None)
+
+
+def both(path: str) -> Callable[[FakeRequest, asyncio.StreamWriter], Awaitable[None]]:
+    """An engine that answers in the form that is asked for."""
+
+    async def responds(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        await engine(path, stream=bool(request.json.get("stream")))(request, writer)
+
+    return responds
+
+
+def text_of(path: str, raw: bytes, *, stream: bool) -> str:
+    if not stream:
+        found = json.loads(raw)
+        if path == CHAT:
+            return str(found["choices"][0]["message"]["content"])
+        parts = found["content"] if path == MESSAGES else found["output"][0]["content"]
+        return "".join(part["text"] for part in parts)
+    found_events = [object_of(each) for each in events_of(raw)]
+    if path == CHAT:
+        deltas = [choice["delta"].get("content") for each in found_events for choice in each.get("choices", ())]
+    else:
+        deltas = [each.get("delta") for each in found_events if str(each.get("type")).endswith("delta")]
+        deltas = [each.get("text") if isinstance(each, dict) else each for each in deltas]
+    return "".join(each for each in deltas if each)
+
+
+def results(metrics: dict[str, float]) -> dict[str, int]:
+    """Requests with a token, by their result."""
+    name = "warmroute_once_total{"
+    return {key.split('"')[1]: int(value) for key, value in metrics.items() if key.startswith(name) and value}
+
+
+def tokens(metrics: dict[str, float]) -> float:
+    return sum(value for key, value in metrics.items() if key.startswith("warmroute_tokens_total"))
+
+
+async def settled(run: Running) -> None:
+    await eventually(lambda: not len(run.gateway[OnceRuns]))
+
+
+@pytest.mark.parametrize(("path", "stream"), ALL)
+async def test_a_token_that_comes_again_gets_the_stored_turn(path: str, stream: bool, tmp_path: Path) -> None:
+    async with FakeReplica([both(path)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        code, first, raw = await asked(run, path, ONCE, [USER], stream=stream)
+        assert (code, first["kept"], text_of(path, raw, stream=stream)) == (200, True, "hello")
+        await settled(run)
+        metered = tokens(await run.metrics())
+        for form in (stream, not stream):
+            code, again, raw = await asked(run, path, ONCE, [USER], stream=form)
+            assert (code, text_of(path, raw, stream=form)) == (200, "hello")
+            assert again == {**first, "repeated": True}
+        assert len(replica.requests) == 1
+        assert results(await run.metrics()) == {"run": 1, "repeated": 2}
+        assert tokens(await run.metrics()) == metered
+        code, told, _ = await asked(run, path, f'base="{first["head"]}"', [NOW], stream=stream)
+        assert (code, told["length"]) == (200, 4)
+
+
+@pytest.mark.parametrize(("path", "stream"), ALL)
+async def test_a_repeated_answer_is_the_same_one(path: str, stream: bool, tmp_path: Path) -> None:
+    """Its id, model, reason and usage are those of the generation."""
+    async with FakeReplica([both(path)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, _, raw = await asked(run, path, ONCE, [USER], stream=stream)
+        _, _, again = await asked(run, path, ONCE, [USER])
+        if not stream:
+            one, other = json.loads(raw), json.loads(again)
+            for name in ("id", "model", "stop_reason", "status", "output"):
+                assert one.get(name) == other.get(name)
+            if path == CHAT:
+                assert one["choices"][0]["finish_reason"] == other["choices"][0]["finish_reason"]
+                assert one["usage"]["completion_tokens"] == other["usage"]["completion_tokens"]
+        assert len(replica.requests) == 1
+
+
+@pytest.mark.parametrize("path", FORMS)
+async def test_the_same_token_joins_a_running_generation(path: str, tmp_path: Path) -> None:
+    hold = asyncio.Event()
+
+    async def slow(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        await hold.wait()
+        await both(path)(request, writer)
+
+    async with FakeReplica([slow]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        forms = (True, True, False, True)
+        clients = [asyncio.create_task(asked(run, path, ONCE, [USER], stream=form)) for form in forms]
+        await eventually(lambda: replica.requests)
+        hold.set()
+        found = await asyncio.gather(*clients)
+        assert [each[0] for each in found] == [200] * 4
+        assert {text_of(path, each[2], stream=form) for each, form in zip(found, forms, strict=True)} == {"hello"}
+        assert len({each[1]["head"] for each in found}) == len(replica.requests) == 1
+        assert results(await run.metrics()) == {"run": 1, "joined": 2, "repeated": 1}
+
+
+async def cut(run: Running, path: str, token: str, turns: list[Any], size: int, *, stream: bool, key: str = "k") -> bytes:
+    """A client that leaves after these bytes of the answer's connection; -1: before its head."""
+    host, port = run.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    body = json.dumps(body_of(path, turns, stream=stream)).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n"
+    head += f'Prompt-Log: once="{token}"\r\nContent-Length: {len(body)}\r\n\r\n'
+    writer.write(head.encode() + body)
+    await writer.drain()
+    read = b""
+    with contextlib.suppress(asyncio.IncompleteReadError):
+        read = await reader.readexactly(size) if size > 0 else b""
+    writer.transport.abort()
+    return read
+
+
+@pytest.mark.parametrize("path", FORMS)
+async def test_a_client_that_leaves_at_any_byte_finds_its_answer(path: str, tmp_path: Path) -> None:
+    async with FakeReplica([both(path)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, _, whole = await asked(run, path, 'once="measured"', [USER], stream=True)
+        lengths = range(0, len(whole) + 400, 1 if path == CHAT else 7)  # the head, and each byte of the stream
+        limit = asyncio.Semaphore(16)
+
+        async def one(size: int) -> None:
+            async with limit:
+                turns = [{"role": "user", "content": f"cut after {size}"}]
+                await cut(run, path, f"cut-at-{size:05}", turns, size, stream=True)
+                code, told, raw = await asked(run, path, f'once="cut-at-{size:05}"', turns, stream=True)
+                assert (code, told["kept"], text_of(path, raw, stream=True)) == (200, True, "hello")
+
+        await asyncio.gather(*map(one, lengths))
+        await settled(run)
+        assert len(replica.requests) == 1 + len(lengths)
+        found = results(await run.metrics())
+        assert found["run"] == 1 + len(lengths)
+
+
+@pytest.mark.parametrize("path", FORMS)
+async def test_another_request_with_the_token_is_refused(path: str, tmp_path: Path) -> None:
+    async with FakeReplica([both(path)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, first, _ = await asked(run, path, ONCE, [USER], temperature=0.5)
+        for turns, header, more in (
+            ([NOW], ONCE, {"temperature": 0.5}),
+            ([USER], f'{ONCE}, base="{first["head"]}"', {"temperature": 0.5}),
+            ([USER], ONCE, {"temperature": 0.6}),
+            ([USER], ONCE, {"temperature": 0.5, "tools": [{"type": "function", "function": {"name": "f"}, "name": "f"}]}),
+        ):
+            code, error, _ = await asked(run, path, header, turns, **more)
+            assert (code, error["code"]) == (422, "once_mismatch")
+        same = {"temperature": 0.5, "metadata": {"user_id": "x"}, "stream": True}
+        code, told, _ = await asked(run, path, ONCE, [USER], **same)
+        assert (code, told["repeated"], len(replica.requests)) == (200, True, 1)
+        assert results(await run.metrics()) == {"run": 1, "mismatch": 4, "repeated": 1}
+
+
+@pytest.mark.parametrize("header", ["once", "once=?0", "once=?1", 'once="short"', "once=c0ffee-0001", f'once="{"x" * 65}"'])
+async def test_a_malformed_token_is_refused(header: str, tmp_path: Path) -> None:
+    async with FakeReplica([answers()]) as replica, running(replica, **kept_in(tmp_path)) as run, running(replica) as off:
+        code, error, _ = await asked(run, CHAT, header, [USER])
+        assert (code, error["code"], error["param"]) == (400, "prompt_log_invalid", "once")
+        code, error, _ = await asked(off, CHAT, ONCE, [USER])
+        assert (code, error["code"], replica.requests) == (400, "prompt_logs_off", [])
+
+
+async def test_a_token_of_another_owner_is_like_none(tmp_path: Path) -> None:
+    async with FakeReplica([answers()]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        await asked(run, CHAT, ONCE, [USER])
+        code, told, _ = await asked(run, CHAT, ONCE, [NOW], key="another")
+        assert (code, "repeated" in told, len(replica.requests)) == (200, False, 2)
+        ended = await called(run, "DELETE", f"once/{TOKEN}")
+        foreign = await called(run, "DELETE", f"once/{TOKEN}", key="third")
+        unknown = await called(run, "DELETE", "once/unknown-token", key="third")
+        assert ended == foreign == unknown
+        assert unknown[0] == 404
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_generation_is_stopped_by_its_owner_only(stream: bool, tmp_path: Path) -> None:
+    hold = asyncio.Event()
+    slow = streams("hel", "lo", hold=hold) if stream else hangs(hold)
+    async with FakeReplica([in_turn(slow, both(CHAT))]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        client = asyncio.create_task(asked_raw(run, ONCE, stream=stream))
+        await eventually(lambda: replica.requests)
+        assert (await called(run, "DELETE", f"once/{TOKEN}", key="another"))[0] == 404
+        assert (await called(run, "GET", f"once/{TOKEN}"))[0] == 405
+        assert await called(run, "DELETE", f"once/{TOKEN}") == (200, {"stopped": True})
+        code, raw = await client
+        assert (code in (200, 409), b"once_stopped" in raw or b"was stopped" in raw) == (True, True)
+        await eventually(lambda: replica.gone == 1)
+        assert (await called(run, "DELETE", f"once/{TOKEN}"))[0] == 404
+        await settled(run)
+        code, told, _ = await asked(run, CHAT, ONCE, [USER], stream=stream)
+        assert (code, told["kept"], len(replica.requests)) == (200, True, 2)
+        hold.set()
+
+
+async def asked_raw(run: Running, header: str, **more: Any) -> tuple[int, bytes]:
+    headers = {"Authorization": "Bearer k", "Prompt-Log": header}
+    async with run.session.post(run.url + CHAT, json=body_of(CHAT, [USER], **more), headers=headers) as answer:
+        return answer.status, await answer.read()
+
+
+@pytest.mark.parametrize("path", FORMS)
+async def test_a_failed_generation_frees_its_token(path: str, tmp_path: Path) -> None:
+    async with FakeReplica([in_turn(status(400), dies, both(path))]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        code, _, _ = await asked(run, path, ONCE, [USER])
+        assert code == 400
+        await settled(run)
+        code, _, _ = await asked(run, path, ONCE, [USER])
+        assert code >= 500
+        await settled(run)
+        code, told, _ = await asked(run, path, ONCE, [USER])
+        assert (code, told["kept"]) == (200, True)
+        assert results(await run.metrics()) == {"run": 3}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_cannot_be_kept_is_held_in_memory(stream: bool, tmp_path: Path) -> None:
+    async with FakeReplica([both(CHAT)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        await asked(run, CHAT, "keep", [NOW])
+        with sqlite3.connect(tmp_path / "state.db") as file:
+            file.execute("alter table warmroute_responses rename to gone")
+        code, told, raw = await asked(run, CHAT, ONCE, [USER], stream=stream)
+        assert (code, told["kept"], text_of(CHAT, raw, stream=stream)) == (200, False, "hello")
+        await settled(run)
+        code, told, again = await asked(run, CHAT, ONCE, [USER], stream=stream)
+        assert (code, told["kept"], again, len(replica.requests)) == (200, False, raw, 2)
+        assert results(await run.metrics()) == {"run": 1, "joined": 1}
+
+
+async def test_nothing_is_generated_without_the_store(tmp_path: Path) -> None:
+    async with FakeReplica([both(CHAT)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        await asked(run, CHAT, "keep", [NOW])
+        with sqlite3.connect(tmp_path / "state.db") as file:
+            file.execute("alter table warmroute_once rename to gone")
+        code, error, _ = await asked(run, CHAT, ONCE, [USER])
+        assert (code, error["code"], len(replica.requests)) == (503, "state_unavailable", 1)
+
+
+# -- several processes
+
+
+def row(file: sqlite3.Connection) -> tuple[Any, ...]:
+    return tuple(file.execute("select runner, alive_until, turn from warmroute_once where token = ?", [TOKEN]).fetchone())
+
+
+@pytest.mark.parametrize("path", FORMS)
+async def test_another_gateway_waits_for_the_end_and_has_the_answer(path: str, tmp_path: Path) -> None:
+    hold = asyncio.Event()
+
+    async def slow(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        await hold.wait()
+        await both(path)(request, writer)
+
+    state = kept_in(tmp_path)
+    async with FakeReplica([slow]) as replica, running(replica, **state) as one, running(replica, **state) as other:
+        first = asyncio.create_task(asked(one, path, ONCE, [USER], stream=True))
+        await eventually(lambda: replica.requests)
+        second = asyncio.create_task(asked(other, path, ONCE, [USER]))
+        await eventually(lambda: len(other.gateway[OnceRuns].watched))
+        hold.set()
+        (code, told, _), (also, again, raw) = await first, await second
+        assert (code, also, text_of(path, raw, stream=False)) == (200, 200, "hello")
+        assert (again["head"], again["repeated"], len(replica.requests)) == (told["head"], True, 1)
+        assert results(await other.metrics()) == {"repeated": 1}
+
+
+async def test_a_generation_that_runs_for_long_elsewhere_is_conflict(tmp_path: Path) -> None:
+    hold, state = asyncio.Event(), kept_in(tmp_path)
+    async with (
+        FakeReplica([streams("hello", hold=hold)]) as replica,
+        running(replica, **state) as one,
+        running(replica, **state) as other,
+    ):
+        first = asyncio.create_task(asked(one, CHAT, ONCE, [USER], stream=True))
+        await eventually(lambda: replica.requests)
+        other.gateway[OnceAnswers].wait_s = 0.0
+        headers = {"Authorization": "Bearer k", "Prompt-Log": ONCE}
+        async with other.session.post(other.url + CHAT, json=body_of(CHAT, [USER]), headers=headers) as answer:
+            error = (await answer.json())["error"]
+            assert (answer.status, error["code"], answer.headers["Retry-After"]) == (409, "once_running", "5")
+        assert (await called(other, "DELETE", f"once/{TOKEN}"))[0] == 200, "any process may stop it"
+        await eventually(lambda: replica.gone)
+        hold.set()
+        with contextlib.suppress(aiohttp.ClientError, StopIteration, RuntimeError):
+            await first
+
+
+async def test_the_token_of_a_silent_runner_is_taken_over_by_one(tmp_path: Path) -> None:
+    hold, state = asyncio.Event(), kept_in(tmp_path)
+
+    async def slow(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        await hold.wait()
+        await both(CHAT)(request, writer)
+
+    async with FakeReplica([slow]) as replica, running(replica, **state) as one, running(replica, **state) as other:
+        hold.set()
+        await asked(one, CHAT, ONCE, [USER])
+        await settled(one)
+        hold.clear()
+        dead = "update warmroute_once set runner = 'dead-1', turn = '', alive_until = ?"
+        with sqlite3.connect(tmp_path / "state.db") as file:
+            file.execute(dead, [time.time() + 60])
+        for run in (one, other):
+            run.gateway[OnceAnswers].wait_s = 0.0
+        assert (await asked(other, CHAT, ONCE, [USER]))[0] == 409, "it may be alive"
+        with sqlite3.connect(tmp_path / "state.db") as file:
+            file.execute(dead, [time.time() - 1])
+        for run in (one, other):
+            run.gateway[OnceAnswers].wait_s = 30.0
+        clients = [asyncio.create_task(asked(run, CHAT, ONCE, [USER])) for run in (one, other) for _ in range(4)]
+        await eventually(lambda: len(replica.requests) == 2)
+        hold.set()
+        found = await asyncio.gather(*clients)
+        assert [each[0] for each in found] == [200] * 8
+        assert len(replica.requests) == 2, "one of them generates"
+        both_results = [results(await run.metrics()) for run in (one, other)]
+        assert sum(each.get("taken_over", 0) for each in both_results) == 1
+
+
+async def test_what_a_runner_finds_after_it_was_taken_over_does_not_end_the_token(tmp_path: Path) -> None:
+    hold = asyncio.Event()
+    async with FakeReplica([streams("hello", hold=hold)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        client = asyncio.create_task(asked_raw(run, ONCE, stream=True))
+        await eventually(lambda: replica.requests)
+        with sqlite3.connect(tmp_path / "state.db") as file:
+            file.execute("update warmroute_once set runner = 'another-1'")
+        hold.set()
+        with contextlib.suppress(aiohttp.ClientError):
+            await client
+        await settled(run)
+        with sqlite3.connect(tmp_path / "state.db") as file:
+            assert (row(file)[0], row(file)[2]) == ("another-1", "")
+
+
+# -- bounds and time
+
+
+async def test_an_owner_has_a_bounded_number_of_tokens(tmp_path: Path) -> None:
+    async with FakeReplica([answers()]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        await asked(run, CHAT, ONCE, [USER])
+        with sqlite3.connect(tmp_path / "state.db") as file:
+            rows = [(OWNER, f"token-{n:06}", "d", "r", 0.0, "turn_x", time.time() + 60) for n in range(MAX_TOKENS - 1)]
+            file.executemany("insert into warmroute_once values (?, ?, ?, ?, ?, ?, ?)", rows)
+        code, error, _ = await asked(run, CHAT, 'once="one-too-many"', [USER])
+        assert (code, error["code"], len(replica.requests)) == (429, "too_many_tokens", 1)
+        code, told, _ = await asked(run, CHAT, ONCE, [USER])
+        assert (code, told["repeated"]) == (200, True)
+        code, _, _ = await asked(run, CHAT, 'once="one-too-many"', [USER], key="another")
+        assert code == 200
+        with sqlite3.connect(tmp_path / "state.db") as file:
+            file.execute("update warmroute_once set expires_at = 7 where token = 'token-000007'")
+        code, _, _ = await asked(run, CHAT, 'once="one-too-many"', [USER])
+        assert code == 200, "an expired one makes room"
+
+
+async def test_a_token_is_forgotten_after_a_day(tmp_path: Path) -> None:
+    async with FakeReplica([answers()]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        await asked(run, CHAT, ONCE, [USER])
+        with sqlite3.connect(tmp_path / "state.db") as file:
+            left = file.execute("select expires_at from warmroute_once").fetchone()[0] - time.time()
+            assert 86_000 < left <= 86_400
+            file.execute("update warmroute_once set expires_at = 7")
+        assert await (await run.gateway[OnceRuns].open()).purge() == 1
+        code, told, _ = await asked(run, CHAT, ONCE, [NOW])
+        assert (code, "repeated" in told, len(replica.requests)) == (200, False, 2)
+
+
+async def test_an_answer_that_is_gone_is_not_generated_again(tmp_path: Path) -> None:
+    async with FakeReplica([answers()]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, told, _ = await asked(run, CHAT, ONCE, [USER])
+        await called(run, "DELETE", told["head"])
+        code, error, _ = await asked(run, CHAT, ONCE, [USER])
+        assert (code, error["code"], len(replica.requests)) == (410, "prompt_log_expired", 1)
+
+
+async def test_generations_take_places_of_background_runs(tmp_path: Path) -> None:
+    async with FakeReplica([answers()]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        runs = run.gateway[OnceRuns]
+        taken = 0
+        while runs.places.admit(OWNER, "203.0.113.7"):
+            taken += 1
+        code, error, _ = await asked(run, CHAT, ONCE, [USER])
+        assert (code, error["code"], taken) == (429, "too_many_background_responses", 200)
+        for _ in range(taken):
+            runs.places.release(OWNER, "203.0.113.7")
+        assert (await asked(run, CHAT, ONCE, [USER]))[0] == 200
+        await settled(run)
+        assert runs.places.taken == 0
+
+
+async def test_a_key_that_is_revoked_ends_its_generation(tmp_path: Path) -> None:
+    hold = asyncio.Event()
+    replica_ = FakeReplica([streams("hello", hold=hold)])
+    async with replica_ as replica, keyed(tmp_path, replica, **kept_in(tmp_path)) as run:
+        id_, key = await made(run)
+        headers = {**bearer(key), "Prompt-Log": ONCE}
+        body = body_of(CHAT, [USER], stream=True)
+        await cut(run, CHAT, TOKEN, [USER], 0, stream=True, key=key)
+        await eventually(lambda: replica.requests)
+        async with run.session.delete(f"{run.admin_url}/warmroute/keys/{id_}") as answer:
+            assert answer.status == 200
+        await eventually(lambda: replica.gone)
+        await settled(run)
+        async with run.session.post(run.url + CHAT, json=body, headers=headers) as answer:
+            assert answer.status == 401
+        assert len(replica.requests) == 1
+        hold.set()
