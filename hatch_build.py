@@ -106,6 +106,7 @@ HOT = (
     "gateway/features/histories/held.py",
     "gateway/features/histories/kept.py",
     "gateway/features/prompt_log/log_reader.py",
+    "gateway/features/prompt_log/once/request.py",
     "gateway/dialects/responses/prompt.py",
     "gateway/dialects/responses/response_answer.py",
     "gateway/dialects/responses/responses.py",
