@@ -27,10 +27,14 @@ _GZIP: Final = b"\x1f\x8b"
 _PLAIN: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:[{\[][\s\"{\[\]}]|data:|event:|:)")
 
 
+class UnreadableAnswerError(GatewayError):
+    """An answer cannot be inflated."""
+
+
 class AnswerInflater:
     """Inflates one answer, piece by piece: gzip in any number of members, zlib, deflate without a header, and what is not
-    compressed in spite of its head. most: bytes of a piece. Raises GatewayError 502, because other replicas would only compute
-    the same again.
+    compressed in spite of its head. most: bytes of a piece. Raises UnreadableAnswerError, because other replicas would
+    only compute the same again.
     """
 
     def __init__(self, most: int = MOST) -> None:
@@ -154,6 +158,6 @@ def _has_header(data: bytes) -> bool:
     return data.startswith(_GZIP) or (data[0] & 0x0F == zlib.DEFLATED and int.from_bytes(data[:2], "big") % 31 == 0)
 
 
-def _unreadable(why: str) -> GatewayError:
+def _unreadable(why: str) -> UnreadableAnswerError:
     text = f"The model's server has compressed its answer, which cannot be translated: {why}."
-    return GatewayError(502, "replica_failed", text)
+    return UnreadableAnswerError(502, "replica_failed", text)

@@ -42,7 +42,7 @@ from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming.chain import DIGEST, EMPTY, chain_named, frame_name, head_name
 from gateway.features.prompt_log.naming.entries import MAX_ENTRIES
 from gateway.features.prompt_log.naming.forms import RESPONSES
-from gateway.features.prompt_log.once.run import OnceRequest
+from gateway.features.prompt_log.once.request import OnceRequest
 from gateway.features.prompt_log.own_turns import OwnTurns
 from gateway.features.prompt_log.turns.joining import frame_edits, joined
 from gateway.features.prompt_log.turns.own_turn import OwnTurn

@@ -55,7 +55,7 @@ RETRY_S: Final = 5
 _PATH: Final = re.compile(r"/v1/logs/once/([^/]{1,200})")
 
 
-class _Asked(NamedTuple):
+class _TokenRequest(NamedTuple):
     """until: end of the wait for another process, a reading of the clock."""
 
     runs: OnceRuns
@@ -103,14 +103,14 @@ class OnceAnswers:
         record.subject.model, record.answer.own = api.model, True
         record.subject.generates = record.subject.metered = False  # the generation has a record of its own
         key = owner(exchange.request, exchange.caller), wishes.once
-        asked = _Asked(self._runs, key, await self._digest(exchange, wishes), self._core.clock() + self.wait_s)
+        asked = _TokenRequest(self._runs, key, await self._digest(exchange, wishes), self._core.clock() + self.wait_s)
         while True:
             run = self._runs.find(key)
             reply = await (self._begin(exchange, asked) if run is None else self._join(exchange, asked, run))
             if reply is not None:
                 return reply
 
-    async def _begin(self, exchange: Exchange, asked: _Asked) -> ClientReply | None:
+    async def _begin(self, exchange: Exchange, asked: _TokenRequest) -> ClientReply | None:
         """Begins a generation, or answers without one. None: look again. Raises GatewayError and StoreFailed."""
         runs, key, digest, until = asked
         store = await runs.open()
@@ -131,7 +131,7 @@ class OnceAnswers:
         self._metrics.once.add(("run" if seen is None else "taken_over",))
         return await self._followers.follow(exchange, run)
 
-    async def _join(self, exchange: Exchange, asked: _Asked, run: OnceRun) -> ClientReply | None:
+    async def _join(self, exchange: Exchange, asked: _TokenRequest, run: OnceRun) -> ClientReply | None:
         """Follows a generation that was begun here. None: look again. Raises GatewayError."""
         if run.digest != asked.digest:
             raise self._mismatch()

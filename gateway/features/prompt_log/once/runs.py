@@ -22,7 +22,8 @@ from gateway.dialects.api_request import ApiRequest
 from gateway.errors import GatewayError, over_budget, shutting_down
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.prompt_log.bases import log_error, not_answering
-from gateway.features.prompt_log.once.run import OnceRequest, OnceRun
+from gateway.features.prompt_log.once.request import OnceRequest
+from gateway.features.prompt_log.once.run import OnceRun
 from gateway.features.runs.beginning import places_full
 from gateway.features.runs.event_log import Logs
 from gateway.features.runs.places import RunPlaces
