@@ -29,7 +29,7 @@ from gateway.request.attempts import Attempts
 from gateway.request.client import Audience, ClientReply
 from gateway.request.exchange import Exchange
 from gateway.request.forms import EVENT_STREAM
-from gateway.request.inflated import UnreadableAnswerError
+from gateway.request.inflated import InflationError
 from gateway.request.notes import DELIVER
 from gateway.request.phases.replies import STREAM_LINES, end_with_error, queue_line
 from gateway.request.resumption import Resumption, SecondBegin, SentBytes, pump
@@ -162,7 +162,7 @@ class Delivery:
             if error:
                 self._leave_pool(exchange, error)
                 self._break_off(exchange, reply, error, events=True)
-        except UnreadableAnswerError as ours:
+        except InflationError as ours:
             if not reply.begun or delivered.early:
                 raise
             self._break_off(exchange, reply, ours, events=True)

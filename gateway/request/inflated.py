@@ -27,14 +27,13 @@ _GZIP: Final = b"\x1f\x8b"
 _PLAIN: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:[{\[][\s\"{\[\]}]|data:|event:|:)")
 
 
-class UnreadableAnswerError(GatewayError):
+class InflationError(GatewayError):
     """An answer cannot be inflated."""
 
 
 class AnswerInflater:
-    """Inflates one answer, piece by piece: gzip in any number of members, zlib, deflate without a header, and what is not
-    compressed in spite of its head. most: bytes of a piece. Raises UnreadableAnswerError, because other replicas would
-    only compute the same again.
+    """Inflates one answer, piece by piece: gzip in any number of members, zlib, deflate without a header, and plain bytes
+    under a wrong head. most: bytes of a piece. Raises InflationError, because other replicas would only compute the same again.
     """
 
     def __init__(self, most: int = MOST) -> None:
@@ -158,6 +157,6 @@ def _has_header(data: bytes) -> bool:
     return data.startswith(_GZIP) or (data[0] & 0x0F == zlib.DEFLATED and int.from_bytes(data[:2], "big") % 31 == 0)
 
 
-def _unreadable(why: str) -> UnreadableAnswerError:
+def _unreadable(why: str) -> InflationError:
     text = f"The model's server has compressed its answer, which cannot be translated: {why}."
-    return UnreadableAnswerError(502, "replica_failed", text)
+    return InflationError(502, "replica_failed", text)
