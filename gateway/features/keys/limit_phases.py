@@ -53,6 +53,16 @@ class LimitPhases:
                 self._metrics.limited.add((error.code,))
                 raise
 
+    def count(self, grant: Grant) -> None:
+        """Counts a request that needs no tokens. Raises GatewayError 429."""
+        if grant.limits is not None:
+            try:
+                reservation = self._keys.limiter.enter(grant.id, grant.limits, self._keys.moment())
+            except GatewayError as error:
+                self._metrics.limited.add((error.code,))
+                raise
+            reservation.settle(0, 0, 0, self._keys.moment())
+
     def enter(self, exchange: Exchange) -> None:
         """Counts the request, once. Raises GatewayError 429."""
         keys, grant = self._keys, exchange.caller.grant
