@@ -104,7 +104,7 @@ class Extensions:
     likewise, for a session (a WebSocket to a replica) only. waited: it has a slot, after a wait. chosen: it is booked, among
     these candidates, at this reading of the clock. forms: asked in turn before each attempt for the form that its replica
     needs; None: another one, or the native form. answered: in a session, an answer has passed, with this usage, None: it was
-    not readable; and what is known of it in any case. A GatewayError ends the session. substitutes: no replica could answer;
+    not readable; and its part that is known in any case. A GatewayError ends the session. substitutes: no replica could answer;
     asked in turn for an answer in place of the error, None: another one, or the error. delivered: its answer was sent, complete
     or not.
     """

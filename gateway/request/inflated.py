@@ -28,7 +28,7 @@ _PLAIN: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:[{\[][\s\"{\[\]}]|data:|eve
 
 
 class AnswerInflater:
-    """Inflates one answer, piece by piece: gzip in any number of members, zlib, deflate without a header, and what is not
+    """Inflates one answer, piece by piece: gzip in any number of members, zlib, deflate without a header, and an answer not
     compressed in spite of its head. most: bytes of a piece. Raises GatewayError 502, because other replicas would only compute
     the same again.
     """

@@ -4,7 +4,7 @@ settles the actual use at the end (an observer).
 The price of a running request is estimated from the router's count of its prompt, the expected cached tokens, and an answer as
 long as the key's longest recent one, but no longer than the request allows. In a session (a WebSocket to a replica), each
 answer is counted when it has passed, and its price is reserved for the next one. An answer without readable usage counts as
-the reserved one, also if the client leaves in the middle of it or before it begins, and at least as what is known of it.
+the reserved one, and at least as its known part, also if the client leaves in the middle of it or before it begins.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class LimitPhases:
             raise
 
     def answered(self, exchange: Exchange, usage: Usage | None, known: Usage) -> None:
-        """Counts an answer in a session: as reported, else as reserved, and at least what is known of it. Raises GatewayError
+        """Counts an answer in a session: as reported, else as reserved, and at least its known part. Raises GatewayError
         401 or 429 if there may be no other one.
         """
         keys, reservation, grant = self._keys, RESERVATION.get(exchange.record), exchange.caller.grant
