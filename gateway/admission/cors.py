@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection
 from typing import Final
 
+from gateway.config.addresses import address_of
 from gateway.errors import GatewayError
 
 ANY: Final = "*"
@@ -21,6 +22,7 @@ EXPOSED: Final = (  # headers that a page may read
     " OpenAI-Processing-Ms, X-Should-Retry, Prompt-Log"
 )
 MAX_AGE_S: Final = 600  # for which a browser may cache a preflight
+_NAME: Final = re.compile(r"(\[[^\]]*\]|[^:]*)(?::[0-9]*)?")  # of a Host header
 _NAMES: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z, -]{1,2000}")  # names of headers, with commas
 
 
@@ -58,6 +60,17 @@ def require_origin(origins: Collection[str], origin: str | None) -> None:
     """
     if origin is not None and not _allowed(origins, origin):
         raise origin_not_allowed()
+
+
+def is_rebound(origin: str, host: str) -> bool:
+    """True if a page may have been loaded by the name in `host` from elsewhere, and the name then bound to this machine (DNS
+    rebinding): its requests are of the same origin. Names of this machine and addresses cannot be bound anew, and with TLS
+    the page would have no certificate. host: the Host header.
+    """
+    if origin.lower() != f"http://{host}".lower():
+        return False
+    name = (_NAME.fullmatch(host) or ("", host))[1].lower()
+    return not (name == "localhost" or name.endswith(".localhost") or address_of(name))
 
 
 def origin_not_allowed() -> GatewayError:

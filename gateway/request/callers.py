@@ -36,5 +36,8 @@ class Callers:
     async def look_up(self, headers: Headers) -> None:
         """Fetch data that `of` needs and this process does not have. Raises nothing."""
 
+    def count(self, caller: Caller) -> None:
+        """Count a request that is answered without a lifecycle. Raises GatewayError 429."""
+
     def require_welcome(self, caller: Caller) -> None:
         """Check a caller that opens a connection, or begins work, for later requests. Raises GatewayError 429."""

@@ -163,6 +163,11 @@ class ClientRequest:
         self.headers = headers
         self.lease = lease
 
+    @property
+    def local(self) -> bool:
+        """True if its client is known to be on this machine."""
+        return False
+
     def caller(self) -> Caller:
         """The sender of the request."""
         raise NotImplementedError

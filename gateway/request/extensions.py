@@ -28,7 +28,7 @@ Phase = Callable[[Exchange], None]
 Wanted = Callable[[Exchange], bool]
 Substitute = Callable[[Exchange, GatewayError], ClientReply | None]
 Chosen = Callable[[Exchange, Collection[str], float], None]
-Answered = Callable[[Exchange, Usage | None], None]
+Answered = Callable[[Exchange, Usage | None, Usage], None]
 
 
 class Answerer:
@@ -109,9 +109,10 @@ class Extensions:
     begun: a request has arrived; only its head is known. entering: its pool is known, and it does not wait yet. upgrading:
     likewise, for a session (a WebSocket to a replica) only. waited: it has a slot, after a wait. chosen: it is booked, among
     these candidates, at this reading of the clock. forms: asked in turn before each attempt for the form that its replica
-    needs; None: another one, or the native form. answered: in a session, an answer has passed, with this usage; None: it was
-    not readable. A GatewayError ends the session. substitutes: no replica could answer; asked in turn for an answer in place of
-    the error, None: another one, or the error. delivered: its answer was sent, complete or not.
+    needs; None: another one, or the native form. answered: in a session, an answer has passed, with this usage, None: it was
+    not readable; and its part that is known in any case. A GatewayError ends the session. substitutes: no replica could answer;
+    asked in turn for an answer in place of the error, None: another one, or the error. delivered: its answer was sent, complete
+    or not.
     """
 
     __slots__ = (

@@ -84,10 +84,16 @@ class Models:
         except GatewayError:  # the model has just disappeared
             return False
 
+    def _counted(self, request: HttpRequest) -> Rights | None:
+        """The rights of the caller, whose request is counted. Raises GatewayError 400, 401, 429 or 503."""
+        caller = self._callers.of(request)
+        self._callers.count(caller)
+        return caller.grant
+
     async def _all(self, request: HttpRequest) -> Response:
         def answer() -> bytes:
             self._loops.require_no_loop(request.headers.get(VIA_HEADER))
-            listing = self._listing_of(self._callers.of(request).grant)
+            listing = self._listing_of(self._counted(request))
             if ANTHROPIC_HEADER not in request.fields:
                 return listing.answer
             query = request.query
@@ -100,7 +106,7 @@ class Models:
         name = request.parameters["model"]
 
         def answer() -> bytes:
-            grant = self._callers.of(request).grant
+            grant = self._counted(request)
             aliases = self._live.aliases if len(name) <= MAX_MODEL_CHARS else None  # requests refuse longer names
             model = (aliases.of(name) if aliases else "") or name
             alias, entry = "" if model == name else name, self._own_entry(model)

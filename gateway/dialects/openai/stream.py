@@ -35,6 +35,8 @@ _USUAL: Final = (b'data: {"id"', b'data: {"object"', b'data: {"choices"')  # beg
 _END: Final = b"data: [DONE]\n\n"
 _CODE: Final = b'"%b"' % CODE.encode()
 _CHOICES: Final = b'"choices"'  # within a text the quotes are escaped
+_NONE: Final = b'"choices":[]'
+_NONE_SPACED: Final = b'"choices": []'
 _TEXTS: Final = texts_in("content", "reasoning_content", "reasoning", "thinking", "text", "arguments", "refusal", "transcript")
 _CONTENT: Final = b'"content":"'  # likewise
 _QUOTE: Final = 0x22
@@ -66,7 +68,7 @@ class ChunkReader(EventReader):
             self.within_event = False
             if events := chunk.count(_CHOICES):
                 self._events += events
-                self._last = chunk
+                self._keep(chunk)
                 if self._events >= self._samples.next:
                     self._samples.add(self._events, chunk)
             return chunk  # whole events without usage or end: nearly all chunks of nearly all streams
@@ -143,9 +145,14 @@ class ChunkReader(EventReader):
         self.instead = _without_usage(answer)
         return False
 
+    def _keep(self, chunk: bytes) -> None:
+        """Keeps the last chunk that has choices: some engines write events without any after the finish reason."""
+        if (chunk.find(_NONE) < 0 and chunk.find(_NONE_SPACED) < 0) or any(map(_choices_of, events_of(chunk))):
+            self._last = chunk
+
     def _count(self, event: bytes) -> None:
         if event.find(_CHOICES) >= 0:
-            self._last = event
+            self._keep(event)
             self._events += self.started
             if self.started and self._events >= self._samples.next:
                 self._samples.add(self._events, event)

@@ -82,6 +82,10 @@ class KeyHolders(Callers):
                 if looks_like_a_token(credentials):
                     await tokens.look_up(credentials)
 
+    def count(self, caller: Caller) -> None:
+        if isinstance(caller.grant, Grant):
+            self._limit_phases.count(caller.grant)
+
     def require_welcome(self, caller: Caller) -> None:
         if isinstance(caller.grant, Grant):
             self._limit_phases.require(caller.grant)

@@ -4,7 +4,7 @@ settles the actual use at the end (an observer).
 The price of a running request is estimated from the router's count of its prompt, the expected cached tokens, and an answer as
 long as the key's longest recent one, but no longer than the request allows. In a session (a WebSocket to a replica), each
 answer is counted when it has passed, and its price is reserved for the next one. An answer without readable usage counts as
-the reserved one, also if the client leaves in the middle of it.
+the reserved one, and at least as its known part, also if the client leaves in the middle of it or before it begins.
 """
 
 from __future__ import annotations
@@ -53,6 +53,16 @@ class LimitPhases:
                 self._metrics.limited.add((error.code,))
                 raise
 
+    def count(self, grant: Grant) -> None:
+        """Counts a request that needs no tokens. Raises GatewayError 429."""
+        if grant.limits is not None:
+            try:
+                reservation = self._keys.limiter.enter(grant.id, grant.limits, self._keys.moment())
+            except GatewayError as error:
+                self._metrics.limited.add((error.code,))
+                raise
+            reservation.settle(0, 0, 0, self._keys.moment())
+
     def enter(self, exchange: Exchange) -> None:
         """Counts the request, once. Raises GatewayError 429."""
         keys, grant = self._keys, exchange.caller.grant
@@ -85,15 +95,18 @@ class LimitPhases:
             self._metrics.limited.add((error.code,))
             raise
 
-    def answered(self, exchange: Exchange, usage: Usage | None) -> None:
-        """Counts an answer in a session. Raises GatewayError 401 or 429 if there may be no other one."""
+    def answered(self, exchange: Exchange, usage: Usage | None, known: Usage) -> None:
+        """Counts an answer in a session: as reported, else as reserved, and at least its known part. Raises GatewayError
+        401 or 429 if there may be no other one.
+        """
         keys, reservation, grant = self._keys, RESERVATION.get(exchange.record), exchange.caller.grant
         if reservation is not None:
-            tokens, output, money = reservation.output(), reservation.output(), reservation.money
-            if usage is not None:
-                used = consumed(usage, NOTHING_PREDICTED, 0, whole=True)
-                bill = self._meter.bill(exchange.api.model, used)
-                tokens, output, money = usage.prompt - used.cached, usage.completion, bill.total if bill else 0
+            used = consumed(usage or known, NOTHING_PREDICTED, 0, whole=True)
+            bill = self._meter.bill(exchange.api.model, used)
+            tokens, output, money = used.usage.prompt - used.cached, used.usage.completion, bill.total if bill else 0
+            if usage is None:
+                reserved = reservation.output()
+                tokens, output, money = max(tokens, reserved), max(output, reserved), max(money, reservation.money)
             try:
                 reservation.count(tokens, output, money, keys.moment())
             except GatewayError as error:

@@ -10,6 +10,7 @@ Afterwards the gateway only ends a session, with a close frame after the replica
 
     1011    the replica has ended                 1008    a feature refuses further answers: a budget is spent
     1001    the gateway shuts down                        more than MAX_FRAMES in one read, which may hide usage
+                                                          the client names a model that its key may not use
     1000    no message for `timeouts.idle_s`, after one of the client for `timeouts.first_byte_s`; pings are none
 
 A session holds a slot of its pool, idle or not, so one client may have sessions in 1 / SHARE of them. A side that is not read
@@ -27,6 +28,7 @@ from gateway.config.schema import TimeoutConfig
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, bad_request, shutting_down
 from gateway.features.websocket.boundaries import MAX_FRAMES, Boundaries, MessageTap
+from gateway.features.websocket.client_tap import ClientTap
 from gateway.features.websocket.frames import GOING_AWAY, INTERNAL_ERROR, NORMAL, POLICY, close_frame
 from gateway.features.websocket.takeover import UpgradedConnection, UpgradedReply
 from gateway.features.websocket.usage_tap import UsageTap
@@ -34,6 +36,7 @@ from gateway.request.client import Caller, ClientReply, ClientRequest
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Extensions
 from gateway.request.lifecycle import Lifecycle
+from gateway.request.rights import Rights
 from gateway.request.running import RunningRequests
 from gateway.server.http.request import HttpRequest
 from gateway.upstream.client import PausableSource, ReplicaAnswer
@@ -112,11 +115,11 @@ class UpgradeRequest(ClientRequest):
         self._running = running
         self._extensions = extensions
 
-    def answered(self, usage: Usage | None) -> None:
-        """An answer has passed. Raises GatewayError if it is to be the last one."""
+    def answered(self, usage: Usage | None, known: Usage) -> None:
+        """An answer has passed. known: of an answer without usage. Raises GatewayError if it is to be the last one."""
         assert self.exchange is not None, "it has a pool"
         for answered in self._extensions.answered:
-            answered(self.exchange, usage)
+            answered(self.exchange, usage, known)
 
     def refused(self, reason: str) -> None:
         """The session is ended for this reason, which the request's log line gets."""
@@ -191,6 +194,12 @@ class TunnelReply(ClientReply):
             if answers := self._tap.take():
                 self._count(answers)
 
+    @property
+    def grant(self) -> Rights | None:
+        """The rights of the client's key."""
+        exchange = self._request.exchange
+        return None if exchange is None else exchange.caller.grant
+
     def _heard(self) -> None:
         """The replica has sent a message."""
         self._until = max(self._until, self._loop.time() + self._request.timeouts.idle_s)
@@ -202,18 +211,22 @@ class TunnelReply(ClientReply):
 
     def left(self) -> None:
         """The client has left, or ends the session: a part of an answer that it has is counted. Idempotent."""
-        if self._tap.leave():
+        asked = self._socket.asked if self._socket else None
+        if self._tap.leave(wanted=asked is not None and asked.wanted):
             self.unread = True
             self._count(self._tap.take())
 
     def _count(self, answers: list[Usage | None]) -> None:
         """Ends the session if it may not have further answers."""
         refused: GatewayError | None = None
+        asked = self._socket.asked if self._socket else None
         for usage in answers:
             try:
-                self._request.answered(usage)
+                self._request.answered(usage, self._tap.known(asked.tokens if asked else 0))
             except GatewayError as error:
                 refused = error
+        if asked:
+            asked.answered()
         if self._boundaries.lost:
             self._end(POLICY, f"more than {MAX_FRAMES} frames at once")
         elif refused is not None:
@@ -233,6 +246,10 @@ class TunnelReply(ClientReply):
         if code == POLICY:
             self._request.refused(reason)
         self._close(code, reason)
+
+    def forbid(self, error: GatewayError) -> None:
+        """Ends the session, because of a message of its client."""
+        self._end(POLICY, error.message)
 
     def end(self, last: bytes = b"") -> None:
         if self.plain:
@@ -292,7 +309,9 @@ class TunnelSocket(UpgradedConnection):
         self._reply: TunnelReply | None = reply
         self._answer: ReplicaAnswer | None = None
         self._request: UpgradeRequest | None = None
-        self._boundaries = Boundaries(MessageTap(reply.asked))  # of the client's frames
+        grant = reply.grant
+        self.asked = None if grant is None else ClientTap(reply.asked, grant.require_model if grant.models else None)
+        self._boundaries = Boundaries(self.asked or MessageTap(reply.asked))  # of the client's frames
         self._charged = 0  # bytes not read by the replica
         self._end: asyncio.Future[None] | None = None
 
@@ -308,7 +327,12 @@ class TunnelSocket(UpgradedConnection):
     def data_received(self, data: bytes) -> None:
         """Forwards; after the end of the replica's side, bytes are dropped."""
         if self._answer:
-            self._boundaries.feed(data)
+            try:
+                self._boundaries.feed(data)
+            except GatewayError as error:  # the replica does not get the end of this message
+                if self._reply:
+                    self._reply.forbid(error)
+                return
             if self._reply and self._boundaries.closing:
                 self._reply.satisfied = True
             self._answer.forward(data)

@@ -5,7 +5,7 @@
 `Boundaries` parses the frames. A message is searched in place; only a message from several reads or frames is copied, up to
 MAX_EVENT bytes. An event's name appears literally in JSON; inside a string its quotes would be escaped. If a possible event
 could not be read (compressed, masked, too long, without usage), `unread` is set. `take` has each answer since the last call.
-`begun` is set while an answer has begun that has no such event yet.
+`begun` is set while an answer has begun that has no such event yet; `passed` counts its events.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class UsageTap(FrameTap):
         self.usage: Usage | None = None
         self.unread = False
         self.begun = False
+        self.passed = 0
+        self.last: Usage | None = None  # of the last answer
         self._messages = messages
         self._answers = list[Usage | None]()
         self._left = 0  # outstanding bytes of the current frame
@@ -76,9 +78,11 @@ class UsageTap(FrameTap):
         answers, self._answers = self._answers, []
         return answers
 
-    def leave(self) -> bool:
-        """The client leaves. True if it has a part of an answer, which is counted like one without usage."""
-        if not self.begun:
+    def leave(self, *, wanted: bool) -> bool:
+        """The client leaves. True if it has a part of an answer, or has asked for one (wanted), which is counted like one
+        without usage.
+        """
+        if not (self.begun or wanted):
             return False
         self._miss()
         return True
@@ -86,6 +90,14 @@ class UsageTap(FrameTap):
     def _miss(self) -> None:
         self.unread, self.begun = True, False
         self._answers.append(None)
+
+    def known(self, sent: int) -> Usage:
+        """The part of the present answer's usage that is known. sent: tokens that the client has sent since the last answer.
+        A session's prompt begins with that of the last answer, and with this answer itself.
+        """
+        last = self.last
+        before = 0 if last is None else last.prompt + last.completion
+        return Usage(before + sent, self.passed, None if last is None else last.cached)
 
     def _piece(self, data: bytes, begin: int, end: int) -> None:
         if not self._reading:
@@ -117,7 +129,9 @@ class UsageTap(FrameTap):
     def _read(self, data: bytes, begin: int, end: int) -> None:
         """Reads a complete message."""
         if not _marked(data, begin, end):
-            self.begun = self.begun or any(data.find(mark, begin, end) >= 0 for mark in _BEGUN)
+            if any(data.find(mark, begin, end) >= 0 for mark in _BEGUN):
+                self.passed = self.passed + 1 if self.begun else 0
+                self.begun = True
             return
         try:
             event = read_json(data[begin:end])
@@ -130,7 +144,7 @@ class UsageTap(FrameTap):
         if usage is None or bounded(usage, None, 1, 0, turns=False) is not usage:
             self._miss()
         else:
-            self.usage, self.begun = added(self.usage, usage), False
+            self.usage, self.begun, self.last = added(self.usage, usage), False, usage
             self._answers.append(usage)
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gateway.admission.cors import require_origin
+from gateway.admission.cors import is_rebound, require_origin
 from gateway.admission.memory import parsing
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
@@ -15,7 +15,7 @@ from gateway.errors import GatewayError
 from gateway.parser.naming import find_outside
 from gateway.parser.parsing import Parsing
 from gateway.request.callers import Callers
-from gateway.request.client import Caller, Headers
+from gateway.request.client import Caller, ClientRequest, Headers
 from gateway.request.exchange import Exchange
 from gateway.request.notes import PARSE, RECEIVE
 from gateway.request.phases.objects import ReplicaObjects
@@ -60,7 +60,7 @@ class ReadPhases:
         record.sender.tenant = tenant_label(caller.tenant)
         if caller.grant is not None:
             record.sender.key = caller.grant.id
-        elif request.method == "POST" and (origin := request.headers.get("Origin")) and _is_unasked(request.headers, origin):
+        elif (origin := request.headers.get("Origin")) and _is_foreign(request, origin):
             require_origin(self._live.cors_origins, origin)
         self._loops.require_no_loop(request.headers.get(VIA_HEADER))
         if record.path == _MODELS_PATH:  # the application answers GET and HEAD
@@ -114,6 +114,14 @@ class ReadPhases:
         if exchange.notes is not None:
             exchange.notes.enter(PARSE, self._clock())
         return raw
+
+
+def _is_foreign(request: ClientRequest, origin: str) -> bool:
+    """True for a web page that may use a gateway without keys only if its configuration allows that."""
+    headers = request.headers
+    if request.method == "POST" and _is_unasked(headers, origin):
+        return True
+    return request.local and is_rebound(origin, headers.get("Host") or "")
 
 
 def _is_unasked(headers: Headers, origin: str) -> bool:

@@ -209,6 +209,10 @@ class HttpRequest(ClientRequest):
         inflater.finish()
         return made.getvalue()
 
+    @property
+    def local(self) -> bool:
+        return self.connection.local
+
     def caller(self) -> Caller:
         """The caller that the head names. O(1) if the head is cached."""
         head = self.head

@@ -259,6 +259,9 @@ ENDS = [
     event("x") + event("", "stop") + USAGE,
     event("x", "stop") + COMMENT,
     event("x", "stop") + USAGE.replace(b'"usage"', b'"timings": {"n": 1}, "usage"'),
+    event("x", "stop") + b'data: {"id": "c", "choices": []}\n\n',
+    event("x", "stop") + USAGE + b'data: {"choices":[],"timings":{"n":1}}\n\n' * 3,
+    b'data: {"choices": []}\n\n' + event("x", "stop") + b'data: {"choices":[]}\n\n',
 ]
 
 

@@ -156,12 +156,21 @@ def test_what_is_no_origin_is_refused(origin: Any) -> None:
         ({"Content-Type": "text/plain", "Origin": "https://here", "Host": "here"}, 200),
         ({"Content-Type": "text/plain", "Origin": "https://here", "Host": "here", "Sec-Fetch-Site": "cross-site"}, 403),
         ({"Content-Type": "application/json"}, 200),
+        ({"Content-Type": "application/json", "Origin": "http://evil.example:8080", "Host": "evil.example:8080"}, 403),
+        ({"Content-Type": "text/plain", "Origin": "http://evil.example", "Host": "EVIL.example"}, 403),
+        ({"Content-Type": "application/json", "Origin": "http://good.example", "Host": "good.example"}, 200),
+        ({"Content-Type": "application/json", "Origin": "https://here", "Host": "here"}, 200),
+        ({"Content-Type": "application/json", "Origin": "http://localhost:8080", "Host": "localhost:8080"}, 200),
+        ({"Content-Type": "application/json", "Origin": "http://app.localhost", "Host": "app.localhost"}, 200),
+        ({"Content-Type": "application/json", "Origin": "http://[::1]:8080", "Host": "[::1]:8080"}, 200),
+        ({"Content-Type": "application/json", "Origin": "http://127.0.0.1", "Host": "127.0.0.1"}, 200),
     ],
     ids=str,
 )
 async def test_a_web_page_cannot_post_without_asking(headers: dict[str, str], status: int) -> None:
     """A browser sends text and forms for any page; for JSON it asks first."""
-    async with FakeReplica([answers()]) as replica, running(replica, cors_origins=["https://good.example"]) as run:
+    allowed = ["https://good.example", "http://good.example"]
+    async with FakeReplica([answers()]) as replica, running(replica, cors_origins=allowed) as run:
         sent = {"Origin": "https://evil.example", **headers}
         body = json.dumps(BODY).encode()
         assert (await run.post(body, headers=sent))[0] == status

@@ -172,6 +172,21 @@ async def test_official_clients_read_the_errors(tmp_path: Path) -> None:
         assert len(replica.requests) == 1
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/m"])
+async def test_lists_of_models_count_for_the_rate_of_a_key(tmp_path: Path, path: str) -> None:
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
+        (id_, key), (_, free) = await made(run, requests_per_minute=3), await made(run)
+        found = [await run.get(path, headers=bearer(key)) for _ in range(5)]
+        assert [status for status, _, _ in found] == [200, 200, 200, 429, 429]
+        assert json.loads(found[-1][2])["error"]["code"] == "rate_limit_exceeded"
+        assert int(found[-1][1]["Retry-After"]) > 0
+        assert (await run.post(headers=bearer(key)))[0] == 429, "they share the rate of other requests"
+        account = run.gateway[Keys].limiter.account(id_)
+        assert account is not None
+        assert (account.open, account.reserved) == (0, 0)
+        assert [(await run.get(path, headers=bearer(free)))[0] for _ in range(9)] == [200] * 9
+
+
 async def test_models_that_are_not_allowed_are_not_listed(tmp_path: Path) -> None:
     async with FakeReplica([answers()], listing=models("a-1", "a-2", "b")) as replica, keyed(tmp_path, replica) as run:
         _, key = await made(run, models=["a-*"])

@@ -24,6 +24,7 @@ from tests.gateway.features.websocket.test_usage_tap import done, text
 
 PRICES = {"m": {"input": 1.0, "cached_input": 1.0, "output": 1.0}}
 A_PRICE = 100_000 / 1e6  # of one answer
+CREATE = '{"type": "response.create"}'
 
 
 async def session(connection: ServerConnection) -> None:
@@ -103,6 +104,86 @@ async def halves(connection: ServerConnection) -> None:
     """A part of an answer for each message."""
     async for _ in connection:
         await connection.send('{"type": "response.output_text.delta", "delta": "word"}')
+
+
+async def test_who_leaves_a_long_session_pays_at_least_what_is_known(tmp_path: Path) -> None:
+    """Its prompt so far, and the events that have passed; also if it leaves before the answer begins."""
+
+    async def behave(connection: ServerConnection) -> None:
+        async for message in connection:
+            if message == CREATE:
+                await connection.send(text(done(90_000, 10_000, 0)).decode())
+            elif message == "half":
+                await connection.send('{"type": "response.created"}')
+                for _ in range(2000):
+                    await connection.send('{"type": "response.output_text.delta", "delta": "word"}')
+
+    async with RealtimeReplica(behave).up() as replica, keyed(tmp_path, replica.url, prices=PRICES) as run:
+        for begun in (False, True):
+            id_, key = await made(run, budget_usd_day=50 * A_PRICE)
+            client = await dial(run, additional_headers=bearer(key))
+            await asked(client, CREATE)
+            moment = run.gateway[Keys].moment()
+            first = account(run, id_).spent(moment.day)
+            if begun:
+                await client.send("half")
+                for _ in range(2001):
+                    await client.recv()
+            else:
+                await client.send('{"type": "response.create", "pad": "' + "x" * 4000 + '"}')
+            await client.close()
+            await eventually(lambda id_=id_: account(run, id_).open == 0)  # type: ignore[misc]
+            assert account(run, id_).spent(moment.day) - first >= (100_000 + 1900 * begun) * 1_000_000, begun
+            assert account(run, id_).reserved == 0
+
+
+async def test_who_leaves_between_answers_pays_nothing_more(tmp_path: Path) -> None:
+    async with RealtimeReplica(session).up() as replica, keyed(tmp_path, replica.url, prices=PRICES) as run:
+        id_, key = await made(run, budget_usd_day=50 * A_PRICE)
+        async with dial(run, additional_headers=bearer(key)) as client:
+            await asked(client, CREATE)
+        await eventually(lambda: account(run, id_).open == 0)
+        assert account(run, id_).spent(run.gateway[Keys].moment().day) == round(A_PRICE * 1e12)
+
+
+PAD = "x" * 300_000
+NAMING = {
+    "session": '{"type": "session.update", "session": {"model": "secret"}}',
+    "escaped": r'{"type": "session.update", "session": {"mod\u0065l": "secret"}}',
+    "nested": '{"type": "session.update", "session": {"audio": {"input": {"transcription": {"model": "secret"}}}}}',
+    "response": '{"type": "response.create", "response": {"model": "secret"}}',
+    "beside": '{"type": "session.update", "model": "secret"}',
+    "long": '{"type": "session.update", "pad": "' + PAD + '", "session": {"model": "secret"}}',
+    "long, escaped": '{"type": "session.update", "pad": "' + PAD + r'", "session": {"mod\u0065l": "secret"}}',
+}
+
+
+@pytest.mark.parametrize("parts", [1, 7])
+@pytest.mark.parametrize("kind", NAMING)
+async def test_a_session_names_no_other_model_than_its_key_may_use(tmp_path: Path, kind: str, parts: int) -> None:
+    seen = list[str | bytes]()
+
+    async def listens(connection: ServerConnection) -> None:
+        async for message in connection:
+            seen.append(message)
+            await connection.send("{}")
+
+    sound = '{"type": "input_audio_buffer.append", "audio": "' + "A" * 300_000 + '"}'
+    allowed, message = ['{"type": "session.update", "session": {"model": "m"}}', sound], NAMING[kind]
+    size = len(message) // parts + 1
+    pieces = [message[at : at + size] for at in range(0, len(message), size)]
+    async with RealtimeReplica(listens).up() as replica, keyed(tmp_path, replica.url) as run:
+        (_, key), (_, free) = await made(run, models=["m"]), await made(run)
+        async with dial(run, additional_headers=bearer(key)) as client:
+            for each in allowed:
+                await asked(client, each)
+            await client.send(pieces)
+            assert (await closed(client))[0] == POLICY
+        assert seen == allowed, "the replica has no such message"
+        async with dial(run, additional_headers=bearer(free)) as client:
+            await client.send(pieces)
+            await client.recv()
+        assert seen[2:] == [message]
 
 
 @pytest.mark.parametrize("politely", [True, False], ids=["close", "abort"])

@@ -1,0 +1,124 @@
+"""Reads the messages of a realtime client with a key: the models that they name, and whether an answer is wanted. Pure.
+
+    frames ──► messages up to MAX_EVENT bytes, unmasked ──► models in `session`, `response` and beside them; `response.create`
+
+A longer message, of sound, is only searched: if it may name a model, and the key is for some models only, it is refused. So is
+a message that cannot be read, because no extension was offered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from gateway.accounting.consumed import BYTES_PER_TOKEN
+from gateway.dialects.lenient import read_json
+from gateway.errors import GatewayError
+from gateway.features.websocket.boundaries import CONTROLS, FrameTap
+from gateway.features.websocket.frames import unmasked
+from gateway.features.websocket.usage_tap import MAX_EVENT
+
+_WANTED: Final = "response.create"
+_HOLDERS: Final = ("session", "response")
+_NAME: Final = b"model"
+_ESCAPE: Final = b"\\u"  # by which a name may be written, too
+_SOUND: Final = b'audio"'
+_FINAL, _RESERVED, _OPCODE, _MASKED = 0x80, 0x70, 0x0F, 0x80
+
+
+class ClientTap(FrameTap):
+    """One session. require: raises GatewayError for a model that the key may not use; None: it may use all. messages: called
+    for each frame of a message. wanted: the client has asked for an answer. tokens: estimated, of the text that it has sent.
+    """
+
+    def __init__(self, messages: Callable[[], None], require: Callable[[str], None] | None) -> None:
+        self.wanted = False
+        self.tokens = 0
+        self._messages = messages
+        self._require = require
+        self._left = 0  # outstanding bytes of the current frame
+        self._reading = self._final = False
+        self._mask = b""
+        self._held = bytearray()
+        self._long = False  # the message is not held any more, but for its last bytes
+
+    def frame(self, first: int, second: int, length: int, data: bytes, begin: int, end: int) -> None:
+        self._left = length - (end - begin)
+        opcode = first & _OPCODE
+        self._reading = opcode < CONTROLS
+        if not self._reading:
+            return
+        self._messages()
+        if opcode:  # a message begins
+            self._held, self._long = bytearray(), False
+        if first & _RESERVED:
+            self._refuse_unreadable()
+        self._mask = data[begin - 4 : begin] if second & _MASKED else bytes(4)
+        self._final = bool(first & _FINAL)
+        self._piece(data[begin:end])
+
+    def more(self, data: bytes, end: int) -> None:
+        self._left -= end
+        if self._reading and end:
+            self._piece(data[:end])
+
+    def lost(self) -> None:
+        self._reading = False
+        self._refuse_unreadable()
+
+    def answered(self) -> None:
+        """An answer is complete: its prompt is in the engine's count."""
+        self.wanted, self.tokens = False, 0
+
+    def _piece(self, data: bytes) -> None:
+        self._held += unmasked(data, self._mask)
+        turn = len(data) % 4
+        self._mask = self._mask[turn:] + self._mask[:turn]
+        if self._long or len(self._held) > MAX_EVENT:
+            self._long = True
+            if _NAME in self._held or _ESCAPE in self._held:
+                self._refuse_unreadable()
+            del self._held[: 1 - len(_NAME)]
+        if self._final and not self._left:
+            self._reading = False
+            if not self._long:
+                held, self._held = bytes(self._held), bytearray()
+                self._read(held)
+
+    def _read(self, message: bytes) -> None:
+        """Reads a complete message. Raises GatewayError 403."""
+        try:
+            event = read_json(message)
+        except ValueError:
+            return  # sound, or nothing that an engine reads
+        if not isinstance(event, dict):
+            return
+        self.wanted = self.wanted or event.get("type") == _WANTED
+        if message.find(_SOUND) < 0:
+            self.tokens += len(message) // BYTES_PER_TOKEN
+        if self._require is not None:
+            for model in models_in(event):
+                self._require(model)
+
+    def _refuse_unreadable(self) -> None:
+        if self._require is not None:
+            text = f"The key is for some models only, and a message of more than {MAX_EVENT} bytes may name another one."
+            raise GatewayError(403, "model_not_allowed", text, param="model")
+
+    def __repr__(self) -> str:
+        return f"<ClientTap {'waits for an answer' if self.wanted else 'idle'}, {len(self._held)} bytes held>"
+
+
+def models_in(event: dict[str, Any]) -> Iterator[str]:
+    """The models that an event names, for its answers or for a part of its work, such as transcription. O(its values)."""
+    if isinstance(name := event.get("model"), str):
+        yield name
+    left = [event.get(holder) for holder in _HOLDERS]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            if isinstance(name := value.get("model"), str):
+                yield name
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
