@@ -16,6 +16,7 @@ import pytest
 from gateway.dialects.table import DIALECTS
 from gateway.request.pulses import AT_ONCE, EARLY_HEAD, ordinal
 from tests.gateway.conftest import Running, eventually, running
+from tests.gateway.features.translation.test_translation import chat_only
 from tests.gateway.request.test_dialects import (
     ASKED,
     BEGUN,
@@ -334,6 +335,22 @@ async def test_a_plain_answer_after_the_head_becomes_a_stream(path: str, request
     assert "hello" in json.dumps(found)
     (line,) = request_lines()
     assert (line["status"], line["completion_tokens"], line["cached_tokens_reported"]) == (200, 4, None if path == CHAT else 89)
+
+
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+async def test_a_translated_answer_after_the_head(path: str, request_lines: Lines) -> None:
+    """Of a replica that knows chat only: a plain answer becomes a stream, an error its event."""
+    plain, wrong = asyncio.Event(), asyncio.Event()
+    script = chat_only(once(plain, answers("hello")), once(wrong, status(400, "no such tool")))
+    async with FakeReplica([script]) as replica, running(replica, **OFTEN) as run:
+        found = await told(run, path, plain)
+        assert b'"hello"' in found.events
+        assert found.events.rstrip().rpartition(b"event: ")[2].startswith((b"message_stop", b"response.completed"))
+        assert (await told(run, path, wrong)).error["error"]["message"] == "no such tool"
+    assert [(line["status"], line["completion_tokens"], line["translated"]) for line in request_lines()] == [
+        (200, 4, True),
+        (400, None, True),
+    ]
 
 
 LARGE = json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": "a" * (3 << 20)}}]}).encode()
