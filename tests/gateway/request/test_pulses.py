@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from gateway.dialects.table import DIALECTS
-from gateway.request.pulses import AT_ONCE, EARLY_HEAD, ordinal
+from gateway.request.pulses import AT_ONCE, NO_EARLY_HEAD, ordinal
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.features.translation.test_translation import chat_only
 from tests.gateway.request.test_dialects import (
@@ -501,7 +501,7 @@ async def test_codex_gets_no_head_before_the_replica(request_lines: Lines) -> No
     assert "pulses" not in request_lines()[0]
 
 
-@pytest.mark.parametrize(("name", "begin"), EARLY_HEAD["Codex"].items())
+@pytest.mark.parametrize(("name", "begin"), NO_EARLY_HEAD["Codex"].items())
 async def test_codex_is_known_by_each_of_its_headers(name: str, begin: str) -> None:
     go, other = asyncio.Event(), asyncio.Event()
     async with FakeReplica([once(go, streams("a")), once(other, streams("b"))]) as replica, running(replica, **OFTEN) as run:
@@ -656,8 +656,8 @@ def test_the_table_of_agents_is_that_of_the_code() -> None:
     late = [
         line for line in table.splitlines() if line.startswith("| ") and "| nothing before the replica's first byte" in line
     ]
-    assert [line.split(" | ")[0].removeprefix("| ") for line in late] == list(EARLY_HEAD)
-    for name in EARLY_HEAD["Codex"]:
+    assert [line.split(" | ")[0].removeprefix("| ") for line in late] == list(NO_EARLY_HEAD)
+    for name in NO_EARLY_HEAD["Codex"]:
         assert f"`{name.lower()}`" in table.lower()
 
 
