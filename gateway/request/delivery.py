@@ -110,18 +110,20 @@ class Delivery:
         if answer.status == 200 and answer.content_type == EVENT_STREAM and not attempts.body:
             await self._stream(exchange, answer, reply, None)
             return reply
-        if answer.status != 200:
+        if answer.status >= 400:
             exchange.answered(answer)
             error = attempts.body or await _error_of(answer)
             end_with_error(exchange, reply, replica_error(answer.status, error))
             return reply
-        if attempts.tail is not None or not attempts.body:
+        if answer.status != 200 or attempts.tail is not None or not attempts.body:
+            delivered.status = 0
             raise _no_stream()
         translated = attempts.lines == STREAM_LINES  # it is a stream already (`Attempts`)
         body = await _whole_body(exchange, answer)
         try:
             events = body if translated else exchange.dialect.streamed(exchange.api, body)
         except (TypeError, ValueError):  # TypeError: nested too deeply
+            delivered.status = 0
             raise _no_stream() from None
         reply.end(events)
         delivered.last_byte = self._clock()

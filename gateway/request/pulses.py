@@ -5,12 +5,12 @@
                                           └──────────────────────────────────────────────────────────────────────────┘
     its end ──► forget
 
-A pulse is a comment with what the request waits for, or a ping, by its dialect (`Dialect.pulse`). The bytes of the replica's
+A pulse is a comment with the cause of the wait, or a ping, by its dialect (`Dialect.pulse`). The bytes of the replica's
 stream count as well, its own keep-alives included, and restart the time. Until the answer's first event everything else goes on
 as without pulses: the queue, attempts, fallback pools. Only its form differs: an error becomes an event (`replies.py`), and an
 answer that is no stream becomes one (`delivery.py`).
 
-Not before the replica's first byte for clients in `EARLY_HEAD`: they wait longer for a head than for an event after it. Not
+Not before the replica's first byte for clients in `NO_EARLY_HEAD`: they wait longer for a head than for an event after it. Not
 while written bytes wait in the gateway, because the client does not read them, and not within an event.
 
 One timer serves all clients of a process. It looks at all of them when the first of them may be due, and at most STEPS times in
@@ -36,7 +36,7 @@ AT_ONCE: Final = 100  # pulses in one turn of the event loop
 
 # Clients that get no head before the replica's first byte, by the headers that show them: name -> beginning of the value.
 # Codex waits for a head without limit, but once it has one, it leaves 300 s after the last event. Comments are no events.
-EARLY_HEAD: Final[Mapping[str, Mapping[str, str]]] = {
+NO_EARLY_HEAD: Final[Mapping[str, Mapping[str, str]]] = {
     "Codex": {"Originator": "codex", "User-Agent": "codex", "X-Codex-Window-Id": "", "X-Codex-Turn-Metadata": ""},
 }
 
@@ -163,9 +163,9 @@ class StreamClient:
 
 
 def waits_for_head(request: ClientRequest) -> bool:
-    """True for clients of EARLY_HEAD."""
+    """True for clients of NO_EARLY_HEAD."""
     headers = request.headers
-    for marks in EARLY_HEAD.values():
+    for marks in NO_EARLY_HEAD.values():
         for name, begin in marks.items():
             value = headers.get(name)
             if value is not None and value.lower().startswith(begin):

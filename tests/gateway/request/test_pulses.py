@@ -14,8 +14,9 @@ import openai
 import pytest
 
 from gateway.dialects.table import DIALECTS
-from gateway.request.pulses import AT_ONCE, EARLY_HEAD, ordinal
+from gateway.request.pulses import AT_ONCE, NO_EARLY_HEAD, ordinal
 from tests.gateway.conftest import Running, eventually, running
+from tests.gateway.features.translation.test_translation import chat_only
 from tests.gateway.request.test_dialects import (
     ASKED,
     BEGUN,
@@ -336,12 +337,49 @@ async def test_a_plain_answer_after_the_head_becomes_a_stream(path: str, request
     assert (line["status"], line["completion_tokens"], line["cached_tokens_reported"]) == (200, 4, None if path == CHAT else 89)
 
 
-async def test_an_answer_without_a_form_as_a_stream_is_an_error(request_lines: Lines) -> None:
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+async def test_a_translated_answer_after_the_head(path: str, request_lines: Lines) -> None:
+    """Of a replica that knows chat only: a plain answer becomes a stream, an error its event."""
+    plain, wrong = asyncio.Event(), asyncio.Event()
+    script = chat_only(once(plain, answers("hello")), once(wrong, status(400, "no such tool")))
+    async with FakeReplica([script]) as replica, running(replica, **OFTEN) as run:
+        found = await told(run, path, plain)
+        assert b'"hello"' in found.events
+        assert found.events.rstrip().rpartition(b"event: ")[2].startswith((b"message_stop", b"response.completed"))
+        assert (await told(run, path, wrong)).error["error"]["message"] == "no such tool"
+    assert [(line["status"], line["completion_tokens"], line["translated"]) for line in request_lines()] == [
+        (200, 4, True),
+        (400, None, True),
+    ]
+
+
+LARGE = json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": "a" * (3 << 20)}}]}).encode()
+
+
+@pytest.mark.parametrize("answer", [http(200, LARGE), http(200, b'{"choices": []}'), http(302, b"{}"), http(204, b"")])
+async def test_an_answer_without_a_form_as_a_stream_is_an_error(answer: bytes, request_lines: Lines) -> None:
     go = asyncio.Event()
-    large = json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": "a" * (3 << 20)}}]}).encode()
-    async with FakeReplica([once(go, writes(http(200, large)))]) as replica, running(replica, **OFTEN) as run:
+    async with FakeReplica([once(go, writes(answer))]) as replica, running(replica, **OFTEN) as run:
         assert (await told(run, CHAT, go)).error["error"]["code"] == "replica_failed"
-    assert request_lines()[0]["status"] == 502
+    (line,) = request_lines()
+    assert (line["status"], line["completion_tokens"]) == (502, None)
+
+
+async def test_a_bug_after_the_head_is_an_event(request_lines: Lines) -> None:
+    go = asyncio.Event()
+
+    def fails(_exchange: object) -> None:
+        raise RuntimeError("a bug")
+
+    async with FakeReplica([once(go, answers())]) as replica:
+        pools = [{"replicas": [replica.url], "max_inflight": 1}]
+        async with running(replica, pools=pools, **OFTEN) as run:
+            run.gateway.extensions.waited.append(fails)
+            first = asyncio.create_task(run.post())
+            await eventually(lambda: replica.requests)
+            assert (await told(run, CHAT, go)).error["error"]["code"] == "internal_error"
+            await first
+    assert 500 in [line["status"] for line in request_lines()]
 
 
 # -- official clients
@@ -421,19 +459,25 @@ async def test_no_pulse_divides_an_event_or_follows_the_end() -> None:
         running(replica, **OFTEN) as run,
         run.session.post(run.url + CHAT, json=BODIES[CHAT]) as answer,
     ):
+        (first,) = run.gateway.pulses.clients
         received = await answer.content.readexactly(1 << 20)
         async with run.session.post(run.url + CHAT, json=BODIES[CHAT]) as second:
-            for _ in range(3):
-                await second.content.readuntil(b"\n\n")
+            (other_one,) = [client for client in run.gateway.pulses.clients if client is not first]
+
+            async def further_pulses() -> None:
+                before = other_one.pulses
+                await eventually(lambda: other_one.pulses > before + 2)
+
+            await further_pulses()
             begun.set()
             while not received.endswith(DONE):
                 received += await answer.content.readany()
-            for _ in range(3):
-                await second.content.readuntil(b"\n\n")
+            await further_pulses()
             ended.set()
             other.set()
             await second.read()
-        assert received + await answer.read() == whole
+        assert await answer.read() == b""
+        assert re.sub(rb"(?:\A|(?<=\n\n)): [^\n]*\n\n", b"", received) == whole
 
 
 # -- who gets none
@@ -457,7 +501,7 @@ async def test_codex_gets_no_head_before_the_replica(request_lines: Lines) -> No
     assert "pulses" not in request_lines()[0]
 
 
-@pytest.mark.parametrize(("name", "begin"), EARLY_HEAD["Codex"].items())
+@pytest.mark.parametrize(("name", "begin"), NO_EARLY_HEAD["Codex"].items())
 async def test_codex_is_known_by_each_of_its_headers(name: str, begin: str) -> None:
     go, other = asyncio.Event(), asyncio.Event()
     async with FakeReplica([once(go, streams("a")), once(other, streams("b"))]) as replica, running(replica, **OFTEN) as run:
@@ -492,14 +536,25 @@ async def test_a_plain_request_is_not_watched() -> None:
 
 
 async def test_bytes_of_the_replica_count_as_pulses() -> None:
-    go = asyncio.Event()
+    go, end = asyncio.Event(), asyncio.Event()
     ping = b": the engine's own\n\n"
-    async with FakeReplica([events(ping, ping, then=go)]) as replica, running(replica, **RARELY) as run:
+
+    async def pings(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunk(ping))
+        await go.wait()
+        writer.write(chunk(ping))
+        await end.wait()
+        writer.write(chunk(event("hello", "stop") + DONE) + b"0\r\n\r\n")
+
+    async with FakeReplica([pings]) as replica, running(replica, **RARELY) as run:
         async with run.session.post(run.url + CHAT, json=BODIES[CHAT]) as answer:
-            assert await answer.content.readuntil(b"\n\n") == ping
             (client,) = run.gateway.pulses.clients
-            assert client.served_at() > client.begun
-            go.set()
+            times = [client.begun]
+            for then in (go, end):
+                assert await answer.content.readuntil(b"\n\n") == ping
+                times.append(client.served_at())
+                assert times[-1] > times[-2]
+                then.set()
             await answer.read()
         await eventually(lambda: not run.gateway.pulses.clients)
 
@@ -563,7 +618,7 @@ async def test_many_clients_get_their_pulses_in_turns() -> None:
     connector = aiohttp.TCPConnector(limit=0, resolver=aiohttp.ThreadedResolver())
     async with (
         FakeReplica([once(go, streams("hello"))]) as replica,
-        running(replica, **OFTEN) as run,
+        running(replica, limits={"keepalive_s": 0.0001, "drain_timeout_s": 1}) as run,  # the first ones are due again at once
         aiohttp.ClientSession(connector=connector) as run.session,
     ):
         clients = [asyncio.create_task(told(run, COMPLETION, asyncio.Event())) for _ in range(count)]
@@ -601,8 +656,8 @@ def test_the_table_of_agents_is_that_of_the_code() -> None:
     late = [
         line for line in table.splitlines() if line.startswith("| ") and "| nothing before the replica's first byte" in line
     ]
-    assert [line.split(" | ")[0].removeprefix("| ") for line in late] == list(EARLY_HEAD)
-    for name in EARLY_HEAD["Codex"]:
+    assert [line.split(" | ")[0].removeprefix("| ") for line in late] == list(NO_EARLY_HEAD)
+    for name in NO_EARLY_HEAD["Codex"]:
         assert f"`{name.lower()}`" in table.lower()
 
 

@@ -891,15 +891,17 @@ async def test_a_stream_moves_to_the_other_pool_until_its_first_token(before: tu
     assert "error" not in line
 
 
-async def test_a_stream_that_no_pool_begins_ends_with_an_error_event(request_lines: Lines) -> None:
-    async with two(opens(PING), small=status(500)) as both:
+@pytest.mark.parametrize(("small", "code"), [(status(500), 500), (dies, 502)])
+async def test_a_stream_that_no_pool_begins_ends_with_an_error_event(small: Behaviour, code: int, request_lines: Lines) -> None:
+    async with two(opens(PING), small=small) as both:
         async with both.run.session.post(both.run.url + CHAT, json={**BODY, "stream": True}) as answer:
             assert answer.status == 200
             text = await answer.read()
         assert text.startswith(PING)
         assert text.endswith(b"data: [DONE]\n\n")
         assert b'"error"' in text
-    assert request_lines()[0]["status"] == 500
+    (line,) = request_lines()
+    assert (line["status"], line["completion_tokens"], line["cost_usd"]) == (code, None, None)
 
 
 async def test_messages_of_another_pool_have_one_beginning() -> None:
