@@ -121,9 +121,22 @@ async def test_a_chat_survives_a_lost_answer_a_purge_and_a_second_device(
             assert other.say("and on")
 
         await asyncio.to_thread(conversation)
+        page = (ROOT / "docs" / "prompt-log.md").read_text("utf-8")
+        source = (CLIENTS / "prompt_log_chat.py").read_text("utf-8")
+        assert "\n".join(source.partition("def told")[2].splitlines()[2:4]) in page, "the page shows the same parser"
         assert module.told('input="pl1_a", length=2, kept=?0, ref') == {
             "input": "pl1_a",
             "length": 2,
             "kept": False,
             "ref": True,
         }
+
+
+def test_the_parser_on_the_page_reads_a_header() -> None:
+    node = shutil.which("node") or missing("Node is missing")
+    page = (ROOT / "docs" / "prompt-log.md").read_text("utf-8")
+    program = page.partition("```js\n")[2].partition("```")[0]
+    header = json.dumps('input="pl1_a", length=2, kept=?0, ref')
+    command = [node, "-e", f"{program}console.log(JSON.stringify(told({header})))"]
+    printed = subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
+    assert json.loads(printed) == {"input": "pl1_a", "length": 2, "kept": False, "ref": True}
