@@ -128,7 +128,7 @@ class LogApi:
         if chain := chain_named(name):
             turns = await found_turns(store, owner_id, chain, param="")
         else:
-            chain, turn = await self._identified.find(store, owner_id, name, max_bytes, client)
+            chain, turn = await self._identified.find(store, owner_id, name, max_bytes, lease)
             turns = [turn]
         turn = turns[0]
         base = await base_of(store, owner_id, turn, max_bytes)
