@@ -87,12 +87,12 @@ class NextTurn:
 
 @dataclass(slots=True)
 class RefMove:
-    """A ref that goes with a turn to its head, if it is at the head `base`, or does not exist. moved: set by the store with the
-    turn.
+    """A ref that goes with a turn to its head, if it is at one of the heads `bases`, or does not exist. moved: set by the store
+    with the turn.
     """
 
     name: str
-    base: str
+    bases: Collection[str]
     moved: bool = False
 
 

@@ -20,7 +20,7 @@ from gateway.features.histories.records import (
 )
 from gateway.features.histories.sizes import release
 from gateway.features.histories.store import HistoryStore
-from gateway.features.histories.tables import ROW, conversations, responses
+from gateway.features.histories.tables import ROW, conversations, responses, unexpired
 
 MAX_REFS: Final = 1000  # of an owner
 _PREFIX: Final = "ref:"
@@ -72,7 +72,7 @@ class RefStore(HistoryStore):
     def _moved_with_turn(self, connection: Connection, owner: str, move: RefMove, head: str, now: float) -> bool:
         """Moves a ref with a turn that has this head. False: it stays where it is."""
         try:
-            self._move(connection, owner, move.name, head, ["", move.base], now)
+            self._move(connection, owner, move.name, head, ["", *move.bases], now)
         except (RefMovedError, TooManyRefsError):
             return False
         return True
@@ -110,7 +110,7 @@ _REF: Final = select(conversations.c.head, conversations.c.expires_at).where(
 )
 _LOCKED: Final = _REF.with_for_update()
 _COUNT: Final = select(func.count()).select_from(conversations).where(_MINE, conversations.c.head != "")
-_OWN: Final = and_(responses.c.owner == bindparam("owner"), responses.c.emptied == 0, responses.c.expires_at > bindparam("now"))
+_OWN: Final = and_(responses.c.owner == bindparam("owner"), unexpired(bindparam("now")))
 _KEPT: Final = (
     select(responses.c.id)
     .where(_OWN, responses.c.head != "", responses.c.head == bindparam("head"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
@@ -13,6 +13,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    and_,
     func,
     literal,
     select,
@@ -77,6 +78,14 @@ responses: Final = Table(
     _named("warmroute_responses_by_input_head", "input_head", "owner", "input_head"),
     _named("warmroute_responses_by_frame", "frame", "owner", "frame"),
 )
+
+
+def unexpired(now: Any) -> Any:
+    """Condition for responses that have not expired. SQLite would prefer the index by expiry, with all of them, to all others,
+    so the condition does not have the form of that index.
+    """
+    return and_(responses.c.emptied + 0 == 0, responses.c.expires_at > now)
+
 
 # Frames of prompt logs, in the form of a dialect: members of a body. A frame lives as long as the last turn stored with it.
 frames: Final = Table(

@@ -30,7 +30,7 @@ from gateway.features.histories.records import (
 )
 from gateway.features.histories.refs import RefStore
 from gateway.features.histories.sizes import release
-from gateway.features.histories.tables import ROW, frames, responses
+from gateway.features.histories.tables import ROW, frames, responses, unexpired
 
 KEEP_S: Final = 1.0  # an answer is not late by more; then its turn is not stored
 MAX_FOUND: Final = 100  # turns with one head, the newest first
@@ -152,7 +152,7 @@ class TurnStore(RefStore):
             named = and_(responses.c.owner == owner, column != "", column == name)
             roots = select(responses.c.root).where(named)
             wanted = and_(responses.c.owner == owner, responses.c.root.in_(roots)) if tree else named
-            wanted = and_(wanted, responses.c.emptied == 0, responses.c.expires_at > now, responses.c.status.not_in(RUNNING))
+            wanted = and_(wanted, unexpired(now), responses.c.status.not_in(RUNNING))
             rows = connection.execute(select(responses.c.id, responses.c.frame).where(wanted)).all()
             release(connection, responses, wanted)
             count = connection.execute(delete(responses).where(wanted)).rowcount
@@ -212,7 +212,7 @@ def _renew(dialect: Any) -> Any:
 def _next() -> Any:
     """Selects the turns with an input head, and the turns with one of these parents."""
     columns = [responses.c[name] for name in ("head", "input_head", "parent", "after_input", "status", "created_at", "id")]
-    mine = and_(responses.c.owner == bindparam("owner"), responses.c.emptied == 0, responses.c.expires_at > bindparam("now"))
+    mine = and_(responses.c.owner == bindparam("owner"), unexpired(bindparam("now")))
     answers = select(*columns).where(mine, responses.c.input_head != "", responses.c.input_head == bindparam("head"))
     ids: Any = bindparam("ids", expanding=True)
     trees = select(responses.c.root).where(responses.c.owner == bindparam("owner"), responses.c.id.in_(ids))
@@ -252,8 +252,7 @@ _ITS_EXPIRY: Final = select(responses.c.expires_at).where(
 _ALIVE: Final = select(responses.c.id).where(
     responses.c.owner == bindparam("owner"),
     responses.c.id == bindparam("id"),
-    responses.c.emptied == 0,
-    responses.c.expires_at > bindparam("now"),
+    unexpired(bindparam("now")),
 )
 _FRAME: Final = select(frames.c.body).where(
     _is_frame(bindparam("owner"), bindparam("name"), bindparam("form")), frames.c.expires_at > bindparam("now")

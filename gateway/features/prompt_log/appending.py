@@ -14,9 +14,10 @@ import orjson
 
 from gateway.config.live import Live
 from gateway.database.failures import StoreError, StoreFailed
+from gateway.errors import GatewayError
 from gateway.features.histories.histories import full
-from gateway.features.histories.records import FoundTurn, RefMove, StoreFullError
-from gateway.features.prompt_log.base_phase import log_length
+from gateway.features.histories.records import FoundTurn, StoreFullError
+from gateway.features.prompt_log.base_phase import log_length, ref_move
 from gateway.features.prompt_log.bases import (
     HISTORY_SHARE,
     Base,
@@ -29,12 +30,12 @@ from gateway.features.prompt_log.bases import (
 )
 from gateway.features.prompt_log.divergence import Divergence, diverged
 from gateway.features.prompt_log.header import Wishes, invalid
-from gateway.features.prompt_log.job import AppendRequest, appended
+from gateway.features.prompt_log.job import AppendRequest, appended, copied
 from gateway.features.prompt_log.kept_turn import KeptTurn
 from gateway.features.prompt_log.log_jobs import LogJobs, charge
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming.canonical import NoNameError
-from gateway.features.prompt_log.naming.chain import DIGEST, EMPTY, chain_named, chains_of, head_name
+from gateway.features.prompt_log.naming.chain import DIGEST, EMPTY, chain_named, head_name
 from gateway.features.prompt_log.own_turns import OwnTurns
 from gateway.features.prompt_log.turns.answers import COMPLETED, AnswerTurn
 from gateway.features.prompt_log.turns.joining import body_of_log
@@ -86,13 +87,14 @@ class LogAppender:
             difference = await self._divergence.first_difference(
                 store, owner_id, expect, received, asked.form, lease, self._max_bytes
             )
-            raise diverged(length, [*base.latest(), *own.latest], difference)
+            latest = await self._jobs.latest(base, lease.account.client)
+            raise diverged(length, [*latest, *own.latest], difference)
         kept = KeptTurn(turn, (), own, None, Wishes(keep=True, ttl_s=float(asked.ttl)), self._metrics)
         issuers = await issuers_of(store, owner_id, own)
         if len(issuers) > 1:
             raise sealed_issuer(issuers)
         kept.issuer = "".join(issuers)
-        move = RefMove(asked.ref, head_name(chain)) if asked.ref else None
+        move = ref_move(asked.ref, chain, own) if asked.ref else None
         try:
             row = kept.row(owner_id, self._wall_clock(), AnswerTurn(b"", [], list(own.open)), COMPLETED)
             expires_at = await store.put_turn(row, own.framed, float(asked.ttl), move)
@@ -125,13 +127,14 @@ class LogAppender:
         turn = (await found_turns(store, owner_id, _chain(asked.source), asked.form, "from"))[0]
         source = await base_of(store, owner_id, turn, self._max_bytes)
         charge(lease, 3 * sum(map(len, source.before)))
-        first = position(source, _chain(asked.since))
-        page = await self._jobs.page(source, asked.form, max(0, first - 1), source.length, client)
-        if first and not page[0][1]:
+        first, _, latest = await self._jobs.chains(source, _chain(asked.since), 0, client)
+        if first < 0:
+            raise not_before(source, latest)
+        sizes = list(map(len, source.before))
+        whole, elements = await self._jobs.do(copied, source.before, client, asked.form, sizes, source.length, first)
+        if not whole:
             raise invalid("'since' ends within a message: copy from an entry before it.", "since")
-        copied = [element for _, elements in page[1 if first else 0 :] for element in elements]
-        pieces = [*copied, *([own.stored] if own.stored else [])]
-        body = body_of_log("", asked.form, own.framed, pieces)
+        body = body_of_log("", asked.form, own.framed, [bytes(elements), own.stored])
         if len(body) > self._live.max_body:
             raise log_error(413, "history_too_large", "The copied turns are too long (limits.body_mb).", "copy")
         made = await self._own_turns.of(body, asked.form, _chain(asked.base), bases, lease)
@@ -144,14 +147,10 @@ class LogAppender:
         return int(self._live.max_body * HISTORY_SHARE)
 
 
-def position(base: Base, since: bytes) -> int:
-    """The number of entries of a log up to this chain. Raises GatewayError 409."""
-    for number, chain in enumerate([EMPTY, *chains_of(base.digests)]):
-        if chain == since:
-            return number
-    heads = [head_name(each) for each in base.latest()]
-    text = "The log does not go on from 'since'."
-    raise log_error(409, "prompt_log_diverged", text, "since", length=base.length, heads=heads)
+def not_before(base: Base, latest: Sequence[bytes]) -> GatewayError:
+    """The error of a head that is not in a log. latest: the chains after its last entries."""
+    text, heads = "The log does not go on from 'since'.", [head_name(each) for each in latest]
+    return log_error(409, "prompt_log_diverged", text, "since", length=base.length, heads=heads)
 
 
 def _chain(head: str) -> bytes:

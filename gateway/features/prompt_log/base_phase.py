@@ -37,6 +37,7 @@ from gateway.features.prompt_log.bases import (
 from gateway.features.prompt_log.divergence import Divergence, diverged
 from gateway.features.prompt_log.header import HEADER, Wishes, invalid, logs_off, wishes_of
 from gateway.features.prompt_log.kept_turn import KeptTurn
+from gateway.features.prompt_log.log_jobs import LogJobs
 from gateway.features.prompt_log.log_request import FORMS_BY_PATH, LOG_REQUEST, LogRequest
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming.chain import DIGEST, EMPTY, chain_named, frame_name, head_name
@@ -66,6 +67,7 @@ class BasePhase:
         self._live = live
         self._parsing = parsing_
         self._own_turns = OwnTurns(parsing_)
+        self._jobs = LogJobs(parsing_)
         self._divergence = Divergence(parsing_)
         self._whole = WholeBodies(live, parsing_)
         self._store = store
@@ -163,14 +165,15 @@ class BasePhase:
             difference = await self._divergence.first_difference(
                 store, owner_id, wishes.expect, received, form, exchange.request.lease, self._max_bytes
             )
-            raise diverged(length, [*base.latest(), *own.latest], difference)
+            latest = await self._jobs.latest(base, exchange.request.lease.account.client)
+            raise diverged(length, [*latest, *own.latest], difference)
         framed = b""
         if wishes.frame and wishes.frame != _EMPTY_FRAME:
             framed = await frame_of(store, owner_id, wishes.frame, form)
         request.names = own.chain, wishes.frame or own.frame, length
         request.turn = await self._join(exchange, request, own, turn, base.before, framed)
         if wishes.ref:
-            request.turn.move = RefMove(wishes.ref, head_name(chain))
+            request.turn.move = ref_move(wishes.ref, chain, own)
 
     async def _join(
         self, exchange: Exchange, request: LogRequest, own: OwnTurn, turn: FoundTurn, before: list[bytes], framed: bytes
@@ -230,6 +233,11 @@ class BasePhase:
     @property
     def _max_bytes(self) -> int:
         return int(self._live.max_body * HISTORY_SHARE)
+
+
+def ref_move(name: str, chain: bytes, own: OwnTurn) -> RefMove:
+    """The move of a ref to the head of a turn: from the base, and from any beginning of the log among its latest ones."""
+    return RefMove(name, [head_name(each) for each in (chain, *own.latest)])
 
 
 def log_length(base: bytes, own: bytes) -> int:

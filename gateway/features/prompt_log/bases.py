@@ -15,11 +15,10 @@ from gateway.features.histories.records import (
     ExpiredObjectError,
     FoundTurn,
     HistoryTooLargeError,
-    StoredResponse,
+    TurnNames,
     UnknownObjectError,
 )
-from gateway.features.prompt_log.naming.chain import DIGEST, chains_of, head_name
-from gateway.features.prompt_log.naming.forms import LATEST
+from gateway.features.prompt_log.naming.chain import DIGEST, chain_named, chains_of, head_name
 from gateway.features.prompt_log.turns.own_turn import OwnTurn
 from gateway.features.prompt_log.turns.seals import may_have_seals
 
@@ -44,10 +43,6 @@ class Base(NamedTuple):
     def length(self) -> int:
         """Its entries."""
         return len(self.digests) // DIGEST
-
-    def latest(self) -> deque[bytes]:
-        """The chains after its last LATEST entries."""
-        return deque(chains_of(self.digests), maxlen=LATEST)
 
 
 async def found_turns(store: TurnStore, owner: str, chain: bytes, form: str = "", param: str = "base") -> Sequence[FoundTurn]:
@@ -91,7 +86,7 @@ async def base_of(store: TurnStore, owner: str, turn: FoundTurn, max_bytes: int)
     for at, row in enumerate(rows):
         at_input = rows[at + 1].log.after_input if at + 1 < len(rows) else turn.at_input
         before += [row.input, b"" if at_input else row.output]
-        digests.append(_input_digests(row, b"".join(digests)) if at_input else row.log.digests)
+        digests.append(_input_digests(row.log) if at_input else row.log.digests)
         if row.log.issuer and (not at_input or may_have_seals(row.input)):
             issuers.add(row.log.issuer)
     return Base(before, b"".join(digests), frozenset(issuers))
@@ -144,11 +139,11 @@ def not_answering(failure: StoreFailed) -> GatewayError:
     return error
 
 
-def _input_digests(row: StoredResponse, before: bytes) -> bytes:
-    """The digests of a turn's input. before: of all entries before it."""
-    digests = row.log.digests
-    *_, chain = b"", *chains_of(before)
-    for at, each in enumerate(chains_of(digests, chain) if chain else chains_of(digests), 1):
-        if head_name(each) == row.log.input_head:
-            return digests[: at * DIGEST]
-    return b""  # its input has no entry
+def _input_digests(names: TurnNames) -> bytes:
+    """The digests of a turn's input: the head follows from the input head by the digests of the answer, which are few."""
+    digests, input_chain, chain = names.digests, chain_named(names.input_head), chain_named(names.head)
+    assert input_chain is not None
+    for at in range(len(digests), -1, -DIGEST):
+        if deque([input_chain, *chains_of(digests[at:], input_chain)], maxlen=1)[0] == chain:
+            return digests[:at]
+    return b""  # not reached

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from gateway.admission.memory import MemoryLease
 from gateway.errors import GatewayError
 from gateway.features.histories.histories import full
 from gateway.features.histories.records import (
@@ -24,7 +25,7 @@ from gateway.features.histories.records import (
 )
 from gateway.features.prompt_log.bases import expired_log, log_error
 from gateway.features.prompt_log.job import response_names
-from gateway.features.prompt_log.log_jobs import LogJobs
+from gateway.features.prompt_log.log_jobs import LogJobs, charge
 from gateway.features.prompt_log.naming.chain import EMPTY, chain_named
 from gateway.parser.parsing import Parsing
 
@@ -40,18 +41,21 @@ def is_turn_id(name: str) -> bool:
 
 
 class IdentifiedTurns:
-    """Finds turns by id. max_bytes: of a history."""
+    """Finds turns by id."""
 
     def __init__(self, parsing: Parsing) -> None:
         self._jobs = LogJobs(parsing)
 
-    async def find(self, store: TurnStore, owner: str, id_: str, max_bytes: int, client: str) -> tuple[bytes, FoundTurn]:
-        """The chain of a turn, with its answer, and the turn. Raises GatewayError 400, 404, 410, 413, 500, 503 or 507."""
+    async def find(self, store: TurnStore, owner: str, id_: str, max_bytes: int, lease: MemoryLease) -> tuple[bytes, FoundTurn]:
+        """The chain of a turn, with its answer, and the turn. max_bytes: of its history.
+
+        Raises GatewayError 400, 404, 410, 413, 500, 503 or 507.
+        """
         try:
             turn, row = await store.turn_with_id(owner, id_)
             head = row.log.head
             if not head:
-                head = await self._named(store, owner, await store.chain(owner, id_, max_bytes), client)
+                head = await self._named(store, owner, await store.chain(owner, id_, max_bytes), lease)
         except UnknownObjectError:
             raise _unknown("It was not kept, was deleted, or belongs to other credentials.") from None
         except ExpiredObjectError as expired:
@@ -65,7 +69,7 @@ class IdentifiedTurns:
         assert chain is not None
         return chain, turn
 
-    async def _named(self, store: TurnStore, owner: str, rows: list[StoredResponse], client: str) -> str:
+    async def _named(self, store: TurnStore, owner: str, rows: list[StoredResponse], lease: MemoryLease) -> str:
         """Names the responses at the end of a history. Returns the head of the last one."""
         last = rows[-1]
         if last.status in UNANSWERED:
@@ -80,6 +84,8 @@ class IdentifiedTurns:
             assert known is not None
             chain, open_ = known, orjson.loads(before.open)[1] if before.open else []
         pieces = [piece for row in rows[first:] for piece in (row.input, row.output)]
+        charge(lease, 2 * sum(map(len, pieces)))
+        client = lease.account.client
         found_names = await self._jobs.do(response_names, pieces, client, list(map(len, pieces)), chain, open_, not first)
         named = {
             row.id: TurnNames(head=head, input_head=input_head, digests=bytes(digests), open=bytes(open_calls))

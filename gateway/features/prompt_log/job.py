@@ -14,9 +14,9 @@ from gateway.dialects.json_structure import exceeds, too_complex
 from gateway.features.prompt_log.difference import path_between
 from gateway.features.prompt_log.header import invalid, is_ref
 from gateway.features.prompt_log.naming.canonical import NoNameError, canonical
-from gateway.features.prompt_log.naming.chain import chain_named, digest_of, head_name, linked
+from gateway.features.prompt_log.naming.chain import EMPTY, chain_named, chains_of, digest_of, head_name, linked
 from gateway.features.prompt_log.naming.entries import OpenCalls
-from gateway.features.prompt_log.naming.forms import FORMS, RESPONSES, LogNames, names_in
+from gateway.features.prompt_log.naming.forms import FORMS, LATEST, RESPONSES, LogNames, names_in
 from gateway.features.prompt_log.naming.responses import item_entries
 from gateway.features.prompt_log.turns.own_turn import OwnTurn, own_turn
 from gateway.features.prompt_log.turns.seals import shown
@@ -62,6 +62,26 @@ def entries(
     """
     page = islice(_log_entries(_divided(joined, sizes), form, length), first, first + limit)
     return tuple((canonical(each.entry), shown(each.elements) if "sealed" in each.entry else each.elements) for each in page)
+
+
+def copied(joined: bytes, form: str, sizes: Sequence[int], length: int, first: int) -> tuple[bool, bytes]:
+    """The elements of a log from its entry `first` on, JSON joined by commas. False: an element has entries before it, too.
+    joined: pieces of these sizes. length: of the log.
+    """
+    found = list(islice(_log_entries(_divided(joined, sizes), form, length), max(0, first - 1), None))
+    if first and not found[0].elements:
+        return False, b""
+    return True, b",".join(element for each in found[1 if first else 0 :] for element in each.elements)
+
+
+def chains_after(digests: bytes, since: bytes, limit: int) -> tuple[int, tuple[bytes, ...], tuple[bytes, ...]]:
+    """The position of a chain in a log with these digests (-1: it is not in it), the chains after the next entries, and the
+    latest ones of the log.
+    """
+    chains = [EMPTY, *chains_of(digests)]
+    first = chains.index(since) if since in chains else -1
+    page = chains[first + 1 : first + 1 + limit] if first >= 0 else ()
+    return first, tuple(page), tuple(chains[1:][-LATEST:])
 
 
 def sealed_parts(joined: bytes, form: str, sizes: Sequence[int], length: int) -> tuple[dict[str, Any], ...]:

@@ -26,7 +26,7 @@ from gateway.dialects.table import UNLOGGED
 from gateway.errors import GatewayError
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.records import FoundTurn, StoredResponse
-from gateway.features.prompt_log.appending import LogAppender, position
+from gateway.features.prompt_log.appending import LogAppender, not_before
 from gateway.features.prompt_log.bases import (
     HISTORY_SHARE,
     Base,
@@ -38,10 +38,10 @@ from gateway.features.prompt_log.bases import (
 )
 from gateway.features.prompt_log.header import invalid
 from gateway.features.prompt_log.identified import IdentifiedTurns, is_turn_id
-from gateway.features.prompt_log.job import sealed_parts
+from gateway.features.prompt_log.job import entries, sealed_parts
 from gateway.features.prompt_log.log_jobs import LogJobs, charge
 from gateway.features.prompt_log.log_models import LogModels, model_of
-from gateway.features.prompt_log.naming.chain import EMPTY, chain_named, chains_of, frame_name, head_name
+from gateway.features.prompt_log.naming.chain import EMPTY, chain_named, frame_name, head_name
 from gateway.features.prompt_log.ref_api import LogAnswer, ref_answer
 from gateway.features.prompt_log.turns.joining import body_of_log
 from gateway.request.client import ClientReply
@@ -128,7 +128,7 @@ class LogApi:
         if chain := chain_named(name):
             turns = await found_turns(store, owner_id, chain, param="")
         else:
-            chain, turn = await self._identified.find(store, owner_id, name, max_bytes, client)
+            chain, turn = await self._identified.find(store, owner_id, name, max_bytes, lease)
             turns = [turn]
         turn = turns[0]
         base = await base_of(store, owner_id, turn, max_bytes)
@@ -167,15 +167,19 @@ class LogApi:
         since = chain_named(asked["since"]) if "since" in asked else EMPTY
         if since is None:
             raise invalid("'since' must be a head.", "since")
-        first, chains = position(base, since), list(chains_of(base.digests))
+        first, chains, latest = await self._jobs.chains(base, since, int(limit), client)
+        if first < 0:
+            raise not_before(base, latest)
+        sizes = list(map(len, base.before))
+        page = await self._jobs.do(entries, base.before, client, turn.form, sizes, base.length, first, int(limit))
         rows = [
             {
-                "index": first + at,
-                "head": head_name(chains[first + at]),
+                "index": index,
+                "head": head_name(chain),
                 "entry": orjson.Fragment(entry),
                 "body": [orjson.Fragment(element) for element in elements],
             }
-            for at, (entry, elements) in enumerate(await self._jobs.page(base, turn.form, first, int(limit), client))
+            for index, (chain, (entry, elements)) in enumerate(zip(chains, page, strict=True), first)
         ]
         return orjson.dumps({"entries": rows, "more": first + len(rows) < base.length})
 

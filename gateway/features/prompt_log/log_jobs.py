@@ -13,7 +13,8 @@ from gateway.features.prompt_log.bases import Base
 from gateway.parser.parsing import Parsing
 
 _MODULE: Final = "gateway.features.prompt_log.job"
-_WORKS: Final = (job.entries, job.sealed_parts, job.difference_at, job.response_names)
+_HASHED_AT_ONCE: Final = 2000  # entries of a log: 3 ms
+_WORKS: Final = (job.chains_after, job.copied, job.entries, job.sealed_parts, job.difference_at, job.response_names)
 
 
 def _operation(work: Callable[..., Any]) -> str:
@@ -37,10 +38,18 @@ class LogJobs:
             return await self._parsing.turns.take(partial(work, joined, *arguments), client)
         return await self._parsing.process.run((_operation(work), *arguments), joined, client)
 
-    async def page(self, base: Base, form: str, first: int, limit: int, client: str) -> list[tuple[bytes, list[bytes]]]:
-        """Entries of a log: each in its canonical form, and its elements."""
-        sizes = list(map(len, base.before))
-        return list(await self.do(job.entries, base.before, client, form, sizes, base.length, first, limit))
+    async def chains(self, base: Base, since: bytes, limit: int, client: str) -> tuple[int, list[bytes], list[bytes]]:
+        """`job.chains_after` of a log."""
+        if base.length <= _HASHED_AT_ONCE:
+            first, page, latest = job.chains_after(base.digests, since, limit)
+        else:
+            operation = _operation(job.chains_after), since, limit
+            first, page, latest = await self._parsing.process.run(operation, base.digests, client)
+        return first, list(page), list(latest)
+
+    async def latest(self, base: Base, client: str) -> list[bytes]:
+        """The chains after the last entries of a log."""
+        return (await self.chains(base, b"", 0, client))[2]
 
 
 def charge(lease: MemoryLease, size: int) -> None:

@@ -36,7 +36,7 @@ async def fill(url: str, seed: str, most: int) -> int:
             made = replace(turn(f"turn_{head}", head=head), input=b"i" * chance.randrange(2000), created_at=float(number))
             made = replace(made, log=replace(made.log, frame=f"pf1_{chance.randrange(4)}"))
             try:
-                await store.put_turn(made, b"f" * 500, ttl_s=chance.choice([10.0, 500.0]), move=RefMove(f"r{number % 7}", ""))
+                await store.put_turn(made, b"f" * 500, ttl_s=chance.choice([10.0, 500.0]), move=RefMove(f"r{number % 7}", []))
                 heads.append(head)
             except StoreFullError:
                 refusals += 1

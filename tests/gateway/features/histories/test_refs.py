@@ -51,7 +51,7 @@ async def test_a_ref_is_made_moved_and_deleted_by_its_owner(url: str) -> None:
 
 async def test_a_ref_moves_with_a_turn(url: str) -> None:
     async with opened(url) as store:
-        moves = [RefMove("main", base) for base in ("", "a", "a", "a")]
+        moves = [RefMove("main", bases) for bases in ([], ["a"], ["a"], ["a"])]
         await store.put_turn(turn("turn_1", head="a"), move=moves[0])
         await store.put_turn(turn("turn_2", "turn_1", head="b"), move=moves[1])
         await store.put_turn(turn("turn_3", "turn_1", head="c"), move=moves[2])
@@ -93,7 +93,7 @@ async def test_an_owner_has_a_thousand_refs(url: str) -> None:
         await store.set_ref("o", "last", "a", "")
         with pytest.raises(TooManyRefsError):
             await store.set_ref("o", "more", "a", "")
-        move = RefMove("more", "")
+        move = RefMove("more", [])
         await store.put_turn(turn("turn_2", "turn_1", head="b"), move=move)
         assert not move.moved
         assert await store.turns_at("o", "b"), "the turn is kept"
@@ -116,10 +116,10 @@ async def test_a_ref_counts_for_the_maximum(url: str) -> None:
 
 async def test_of_two_writers_one_moves_a_ref(url: str) -> None:
     async with opened(url) as one, opened(url) as other:
-        await one.put_turn(turn("turn_1", head="a"), move=RefMove("main", ""))
+        await one.put_turn(turn("turn_1", head="a"), move=RefMove("main", []))
         for at in range(5):
             base = (await one.ref("o", "main")).head
-            moves = [RefMove("main", base), RefMove("main", base)]
+            moves = [RefMove("main", [base]), RefMove("main", [base])]
             puts = [
                 store.put_turn(turn(f"turn_{at}_{side}", "turn_1", head=f"{side}{at}"), move=move)
                 for side, (store, move) in enumerate(zip((one, other), moves, strict=True))

@@ -125,7 +125,7 @@ class TurnMachine(RuleBasedStateMachine):
 
     def may_move(self, move: RefMove, head: str) -> bool:
         present, until = self.refs.get(move.name, ("", 0.0))
-        return until <= self.clock.now or present in ("", move.base, head)
+        return until <= self.clock.now or present in ("", *move.bases, head)
 
     @rule(
         pick=st.integers(0, 50),
@@ -138,7 +138,7 @@ class TurnMachine(RuleBasedStateMachine):
     def append(self, pick: int, content: str, fork: bool, writer: int, ref: str | None, lies: bool) -> None:
         row, kept = self.turn(pick, content, fork)
         base = self.turns[kept.parent].head if kept.parent else ""
-        move = RefMove(ref, "another" if lies else base) if ref else None
+        move = RefMove(ref, ["another" if lies else base]) if ref else None
         expires_at = self.runner.run(self.stores[writer].put_turn(row, b'{"tools": []}', move=move))
         assert expires_at > self.clock.now
         if move is not None:
@@ -151,7 +151,7 @@ class TurnMachine(RuleBasedStateMachine):
     def crash(self, pick: int, content: str, steps: int) -> None:
         """A writer is gone in the middle of a write: all of it is there, or nothing."""
         row, kept = self.turn(pick, content, False)
-        move = RefMove("main", "another")
+        move = RefMove("main", ["another"])
 
         async def broken() -> None:
             task = asyncio.create_task(self.stores[0].put_turn(row, move=move))

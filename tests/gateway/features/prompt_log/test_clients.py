@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import shutil
+import sqlite3
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.gateway.conftest import running
+from tests.gateway.features.prompt_log.test_kept_turns import SAID, kept_in
 from tests.gateway.features.prompt_log.test_vectors import VECTORS
 from tests.support.compiled import documented
+from tests.support.fakes import FakeReplica, answers
 from tests.support.paths import ROOT
 from tests.support.tools import missing
 
@@ -81,3 +86,57 @@ def test_the_client_in_javascript_has_the_names_of_all_vectors(tmp_path: Path) -
         if "frame_name" in vector:
             assert told["hashes"][vector["name"]] == {"heads": vector.get("heads", []), "frame": vector["frame_name"]}
     assert [tuple(each) for each in told["heads"]] == expected(REFUSED)
+
+
+async def test_a_chat_survives_a_lost_answer_a_purge_and_a_second_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(CLIENTS)
+    module: Any = importlib.import_module("prompt_log_chat")
+    async with FakeReplica([answers()]) as replica, running(replica, **kept_in(tmp_path)) as run:
+
+        def conversation() -> None:
+            chat, other = (module.Chat(run.url, "k", "m", "talk") for _ in range(2))
+            assert chat.say("one")
+            assert chat.say("two")
+            assert len(replica.requests[-1].json["messages"]) == 3
+            lost = module.Chat(run.url, "k", "m", "talk")
+            lost.messages, lost.head = chat.messages[:2], "gone"
+            assert lost.recover("two"), "the answer to the second turn was lost"
+            assert (lost.messages, lost.head) == (chat.messages, chat.head)
+            assert not lost.recover("never said")
+            with sqlite3.connect(tmp_path / "state.db") as file:
+                file.execute("delete from warmroute_responses")
+                file.commit()
+            assert chat.say("three"), "the whole is sent again"
+            assert len(replica.requests[-1].json["messages"]) == 5
+            assert chat.say("four")
+            other.messages, other.head = list(chat.messages), chat.head
+            assert chat.say("from here")
+            assert not other.say("from there")
+            other.merge()
+            texts = [message["content"] for message in other.messages]
+            said = ["one", "two", "three", "four", "from here", "from there"]
+            assert texts == [text for each in said for text in (each, SAID["content"])]
+            assert other.say("and on")
+
+        await asyncio.to_thread(conversation)
+        page = (ROOT / "docs" / "prompt-log.md").read_text("utf-8")
+        source = (CLIENTS / "prompt_log_chat.py").read_text("utf-8")
+        assert "\n".join(source.partition("def told")[2].splitlines()[2:4]) in page, "the page shows the same parser"
+        assert module.told('input="pl1_a", length=2, kept=?0, ref') == {
+            "input": "pl1_a",
+            "length": 2,
+            "kept": False,
+            "ref": True,
+        }
+
+
+def test_the_parser_on_the_page_reads_a_header() -> None:
+    node = shutil.which("node") or missing("Node is missing")
+    page = (ROOT / "docs" / "prompt-log.md").read_text("utf-8")
+    program = page.partition("```js\n")[2].partition("```")[0]
+    header = json.dumps('input="pl1_a", length=2, kept=?0, ref')
+    command = [node, "-e", f"{program}console.log(JSON.stringify(told({header})))"]
+    printed = subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
+    assert json.loads(printed) == {"input": "pl1_a", "length": 2, "kept": False, "ref": True}

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.features.histories.records import UnknownObjectError
 from gateway.features.prompt_log.bases import base_of
-from gateway.features.prompt_log.naming.chain import DIGEST, head_name
+from gateway.features.prompt_log.naming.chain import DIGEST, chains_of, head_name
 from gateway.request.owner import owner_of
 from tests.gateway.features.histories.conftest import file_url, opened
 from tests.support.paths import ROOT
@@ -67,6 +67,6 @@ async def test_a_head_that_a_client_was_told_outlives_a_kill(path: str, form: st
             turn = next(each for each in await store.turns_at(owner, head) if not each.at_input)
             base = await base_of(store, owner, turn, 1 << 30)
             assert len(base.digests) == int(length) * DIGEST
-            assert head_name(base.latest()[-1]) == head
+            assert head_name(list(chains_of(base.digests))[-1]) == head
         with pytest.raises(UnknownObjectError):
             await store.turns_at(owner, head_name(b"x" * 32))

@@ -164,3 +164,24 @@ async def test_a_deleted_turn_takes_the_frame_that_only_it_has_named(path: str, 
         code, error, _ = await asked(run, path, named, [USER])
         assert (code, error["code"]) == (404, "prompt_frame_not_found")
         assert (await called(run, "GET", head_name(EMPTY)))[0] == 404
+
+
+async def test_a_long_log_is_read_in_the_parser_process(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": f"turn {at}"} for at in range(3_000)]
+    async with FakeReplica([engine(CHAT, stream=False)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, kept = await called(run, "POST", "", body={"form": "chat", "body": {"messages": turns}})
+        _, first = await called(run, "GET", f"{kept['head']}/entries?limit=3")
+        since = first["entries"][1]["head"]
+        code, page = await called(run, "GET", f"{kept['head']}/entries?since={since}&limit=2")
+        assert (code, page["more"], page["entries"][0]) == (200, True, first["entries"][2])
+        code, error = await called(run, "GET", f"{kept['head']}/entries?since={head_name(b'x' * 32)}")
+        assert (code, error["heads"][-1], len(error["heads"])) == (409, kept["head"], 256)
+        code, error, _ = await asked(run, CHAT, f'base="{kept["head"]}", expect="{since}"', [NOW])
+        assert (code, error["length"], len(error["heads"]), error["heads"][-2]) == (409, 3001, 256, kept["head"])
+        merge = {"form": "chat", "base": kept["head"], "copy": {"from": kept["head"], "since": since}}
+        code, made = await called(run, "POST", "", body=merge)
+        assert (code, made["appended"], made["length"]) == (200, 2_998, 5_998)
+        _, told, _ = await asked(run, CHAT, f'keep, base="{kept["head"]}"', [NOW])
+        code, again, _ = await asked(run, CHAT, f'keep, base="{told["input"]}"', [OTHER])
+        assert (code, again["length"]) == (200, 3_003), "the answer is left out"
+        assert run.gateway.parsing.process.started >= 1

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.features.prompt_log.naming.chain import head_name
 from tests.gateway.conftest import Running, running
-from tests.gateway.features.prompt_log.test_kept_turns import ALL, LISTS, NOW, asked, engine, kept_in
+from tests.gateway.features.prompt_log.test_kept_turns import ALL, LISTS, NOW, SAID, asked, engine, kept_in
 from tests.gateway.features.prompt_log.test_logs_api import called
 from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, FORMS, USER
 from tests.support.fakes import FakeReplica
@@ -95,6 +95,18 @@ async def test_a_request_moves_a_ref_from_its_base(path: str, stream: bool, tmp_
         assert (code, made["ref"]) == (200, True)
         code, made = await called(run, "POST", "", body={**appended, "body": {LISTS[path]: [NOW]}})
         assert (code, made["ref"]) == (200, False)
+        assert len(replica.requests) == 3
+
+
+@pytest.mark.parametrize("path", FORMS)
+async def test_a_whole_history_moves_a_ref_that_is_at_a_beginning_of_it(path: str, tmp_path: Path) -> None:
+    async with FakeReplica([engine(path, stream=False)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, first, _ = await asked(run, path, 'keep, ref="main"', [USER])
+        _, second, _ = await asked(run, path, 'keep, ref="main"', [USER, SAID, NOW])
+        assert second["ref"] is True
+        _, third, _ = await asked(run, path, 'keep, ref="main"', [NOW, SAID, NOW])
+        assert third["ref"] is False
+        assert (await ref(run, "GET", "main"))[1]["head"] == second["head"] != first["head"]
         assert len(replica.requests) == 3
 
 

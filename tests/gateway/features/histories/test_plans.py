@@ -1,0 +1,35 @@
+"""SQLite finds turns by an index of few rows: the time does not grow with the number of all turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.dialects import sqlite
+
+from gateway.features.histories import refs, turns
+from tests.gateway.features.histories.conftest import file_url, opened
+
+VALUES: dict[str, Any] = {"owner": "o", "head": "a", "id": "i", "now": 1.0, "ids": ["i", "j"], "name": "n", "form": "chat"}
+STATEMENTS = {
+    "turns at a head": turns._AT,
+    "what goes on": turns._NEXT,
+    "a parent": turns._ALIVE,
+    "a frame": turns._FRAME,
+    "a head for a ref": refs._KEPT,
+    "the number of refs": refs._COUNT,
+}
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+async def test_no_statement_reads_all_turns(name: str, tmp_path: Path) -> None:
+    statement = STATEMENTS[name]
+    parameters = {key: value for key, value in VALUES.items() if key in statement.compile().params}
+    written = statement.params(**parameters).compile(dialect=sqlite.dialect(), compile_kwargs={"literal_binds": True})
+    async with opened(file_url(tmp_path / "a.sqlite")) as store:
+        rows = await store.database.read(lambda connection: connection.execute(text(f"EXPLAIN QUERY PLAN {written}")).all())
+    plan = [row[3] for row in rows if " warmroute_" in row[3]]
+    assert plan
+    assert all(step.startswith("SEARCH") and "owner=?" in step for step in plan), plan
