@@ -72,7 +72,6 @@ class Wait:
     rate: float
     added_p50: float
     added_p99: float
-    direct_p50: float
     errors: dict[str, int]
 
 
@@ -124,7 +123,7 @@ class Meter:
         found = self._run(job)
         through, direct = found["through"], found["direct"]
         p50, p99 = (through.get(name, 0.0) - direct.get(name, 0.0) for name in ("first_p50", "first_p99"))
-        return Wait(rate, p50, p99, direct.get("first_p50", 0.0), total([through["errors"], direct["errors"]]))
+        return Wait(rate, p50, p99, total([through["errors"], direct["errors"]]))
 
     def _closed(self, system: Running, size: int, requests: int) -> LoadResult:
         warm = max(32, requests // 20)

@@ -293,11 +293,6 @@ def _generates() -> Callable[[int], bool]:
     return lambda port: _good(port, "POST", "/v1/chat/completions", body)
 
 
-def is_ready(port: int) -> bool:
-    """Whether a gateway of ours has a replica for each pool."""
-    return _good(port, "GET", "/ready", None)
-
-
 def _good(port: int, method: str, path: str, body: bytes | None) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:

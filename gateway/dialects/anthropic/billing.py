@@ -43,15 +43,10 @@ def strip_line(text: str) -> str:
     return text[found.end() :] if found else text
 
 
-def may_bill(raw: bytes) -> bool:
-    """True if a body may have a billing line that is written without escapes. O(length), 0.1 ms a MiB."""
-    return raw.find(_RAW) >= 0
-
-
 def billing_edits(raw: bytes, body: Mapping[str, Any]) -> list[Edit]:
     """The edits that cut the billing lines out of a body. body: the parsed body.
 
-    O(1) for the form of Claude Code, after `may_bill`; for any other form a scan of the body, O(length), 3 ms a MiB.
+    O(length): 0.1 ms a MiB if there is none, or one in the form of Claude Code; 3 ms a MiB for any other form.
     """
     at = raw.find(_RAW)
     if at < 0:
@@ -62,7 +57,7 @@ def billing_edits(raw: bytes, body: Mapping[str, Any]) -> list[Edit]:
 
 
 def needs_scan(raw: bytes) -> bool:
-    """True if `billing_edits` may have to scan the whole body. O(length), as `may_bill`."""
+    """True if `billing_edits` may have to scan the whole body. O(length), 0.1 ms a MiB."""
     at = raw.find(_RAW)
     return at >= 0 and _usual(raw, at) is None
 

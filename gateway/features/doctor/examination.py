@@ -110,9 +110,9 @@ class Examination:
         blocks, holder = self._window.longest(prompt)
         reusable = min(prompt.units, blocks * prompt.block)
         self.reusable += prompt.tokens(reusable)
-        kin = self._window.kin(prompt)
-        before = next((each for each in kin if continues(prompt, each)), None)
-        if before is None and (broken := self._worst_break(prompt, kin)):
+        related = self._window.related(prompt)
+        before = next((each for each in related if continues(prompt, each)), None)
+        if before is None and (broken := self._worst_break(prompt, related)):
             lost = prompt.tokens(broken.reusable - reusable)
             if lost >= MIN_LOST:
                 self._add_finding(_finding(prompt, broken.before, broken.difference, lost))
@@ -137,10 +137,10 @@ class Examination:
             self.reported += total
             self.cached += min(prompt.outcome.cached_tokens, total)  # an engine may report an absurd count
 
-    def _worst_break(self, prompt: ObservedRequest, kin: list[ObservedRequest]) -> Break | None:
+    def _worst_break(self, prompt: ObservedRequest, related: list[ObservedRequest]) -> Break | None:
         """The break with the greatest cost."""
         found: Break | None = None
-        for each in kin:
+        for each in related:
             one = compare(prompt, each)
             if one is not None and (found is None or one.reusable > found.reusable):
                 found = one

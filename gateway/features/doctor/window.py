@@ -1,9 +1,10 @@
 """The latest prompts of a stream, and the search for prompts related to a new one.
 
-    keys        block key -> the first prompt with it: the part of a prompt that an earlier one has computed (`reusable`)
-    kin         related prompts: the latest prompts of the session; prompts whose heads and turns are equal except for volatile
-                texts (chains of loose digests, from the first token, and from the first turn after the system prompt); prompts
-                with an equal turn anywhere
+    keys        block key -> the first prompt with it: the part of a prompt that an earlier one has computed (`longest`)
+    sessions    session -> its latest prompts
+    chains      digest of a head and its turns, equal if only volatile texts differ (from the first token, and from the first
+                turn after the system prompt) -> the latest prompt with it
+    turns       digest of a turn -> the latest prompt with it; only prompts without a session are looked up here
 
 A chain's digest at a turn represents all turns up to it, so the last known digest is the best match. A prompt's entries are
 removed with it. Bounds: prompts, and their bytes. Synchronous, pure.
@@ -52,7 +53,7 @@ class Window:
                 return at // KEY + 1, self._prompts[number]
         return 0, None
 
-    def kin(self, prompt: ObservedRequest) -> list[ObservedRequest]:
+    def related(self, prompt: ObservedRequest) -> list[ObservedRequest]:
         """The related prompts, the latest first; a bounded number. O(segments)."""
         numbers = set(self._sessions.get(_session(prompt), ()))
         for chain in _chains(prompt):
@@ -73,7 +74,7 @@ class Window:
         return [self._prompts[number] for number in sorted(numbers, reverse=True)]
 
     def add(self, prompt: ObservedRequest) -> None:
-        """prompt.number: greater than all earlier numbers."""
+        """Adds a prompt, and removes the oldest ones beyond the bounds. prompt.number: greater than all earlier numbers."""
         number, keys = prompt.number, prompt.keys
         self._prompts[number] = prompt
         new = 0

@@ -38,7 +38,7 @@ _STAYS: Final = Slot[bool]("fallback pools")  # the request could not be renamed
 
 
 class Fallbacks(FallbackRoute):
-    """clock: monotonic seconds."""
+    """The fallback of the request's life (`FallbackRoute`). clock: monotonic seconds."""
 
     def __init__(
         self, *, live: Live, fleet: Fleet, parsing: Parsing, metrics: FallbackMetrics, clock: Callable[[], float]
@@ -60,9 +60,9 @@ class Fallbacks(FallbackRoute):
         return self._next(exchange, exchange.target)
 
     async def after(self, exchange: Exchange, failed: GatewayError) -> Target | None:
-        """The pool for the request after a failure. The request then names that pool's model, and its booking is closed. If it
-        cannot be renamed after `no_replica_available`: its own pool, whose doubtful replicas are then tried. None: the failure
-        is the answer.
+        """The pool for the request after a failure. The request then names that pool's model, and its booking is closed. None:
+        the failure is the answer. A request that cannot be renamed after `no_replica_available` stays in its own pool, whose
+        doubtful replicas are then tried.
         """
         api, record, reason = exchange.api, exchange.record, _REASONS.get(failed.code)
         if reason is None or api.refers or exchange.binding or _STAYS.get(record):

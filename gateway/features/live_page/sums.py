@@ -113,4 +113,4 @@ class RollingSums:
         return sums
 
     def __repr__(self) -> str:
-        return f"<Sums, {len(self.samples)} samples>"
+        return f"<RollingSums, {len(self.samples)} samples>"

@@ -28,7 +28,6 @@ from gateway.features.runs.run_format import RESTARTED, RunFailure, RunFormat
 from gateway.features.runs.tables import runs
 
 ALIVE_S: Final = 60.0  # lifetime after a renewal; allows for a slow database and clock differences
-MAX_ASKED: Final = 1000  # runs of other processes per query
 _ENDS_PER_STEP: Final = 100
 
 
@@ -134,7 +133,10 @@ class RunStore(TurnStore):
         return await self._database.read(work)
 
     async def running_of(self, runner: str, others: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
-        """(owner, id) of the runner's runs, and of the runs in `others` with a living runner. others: at most MAX_ASKED."""
+        """(owner, id) of the runner's runs, and of the runs in `others` with a living runner.
+
+        others: at most MAX_WATCHED (`watching.py`).
+        """
         wanted = runs.c.runner == runner
         if others:
             theirs = tuple_(runs.c.owner, runs.c.id).in_(list(others))

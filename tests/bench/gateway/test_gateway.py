@@ -69,7 +69,7 @@ def test_a_system_with_errors_is_named_with_them() -> None:
 def test_a_score_takes_the_least_cpu_and_the_median_wait() -> None:
     def turn(us: float, added: float, errors: dict[str, int]) -> Turn:
         part = LoadResult(good=10, errors={}, rate=1e6 / us, busy=us / 100, each=us)
-        return Turn(part, part, part, Wait(500.0, added, added * 2, 0.002, errors))
+        return Turn(part, part, part, Wait(500.0, added, added * 2, errors))
 
     found = score(
         "x", "1", [turn(50, 0.003, {}), turn(40, 0.001, {"cut off": 1}), turn(60, 0.002, {"cut off": 2})], 10**6, 10**7

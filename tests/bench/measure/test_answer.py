@@ -1,4 +1,4 @@
-"""What the load generator believes of an answer does not depend on how its bytes were cut."""
+"""The load generator reads an answer alike, however its bytes were cut."""
 
 from __future__ import annotations
 

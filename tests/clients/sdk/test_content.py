@@ -1,4 +1,4 @@
-"""Thoughts, images, documents, files and structured output by the official clients: what engines are asked, what comes back."""
+"""Reasoning, images, documents, files and structured output by the official clients: requests to engines, answers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """A replica that is killed (SIGKILL, a real process): before its first byte nobody notices; in the middle of a stream every
-official client raises, or the stream goes on elsewhere. An answer that is cut off never looks complete.
+official client raises, or the stream continues on another replica. An answer that is cut off never looks complete.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Anthropic's documentation shows, with its own client, over our replica: as it is, and translated to chat."""
+"""Examples of Anthropic's documentation, with its own client, over our replica: native, and translated to chat."""
 
 from __future__ import annotations
 

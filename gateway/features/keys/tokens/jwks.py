@@ -17,8 +17,6 @@ _RSA: Final = frozenset(["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"])
 _BY_CURVE: Final = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512", "Ed25519": "EdDSA"}
 _RSA_BITS: Final = range(2048, 8193)
 _MAX_NUMBER_CHARS: Final = 1400  # enough for 8,192 bits in base64; longer numbers are slow to parse
-ALGORITHMS: Final = frozenset([*_RSA, *_BY_CURVE.values()])
-
 
 LIBRARY: Final = "warmroute[auth]"
 

@@ -31,10 +31,10 @@ def test_the_longest_match_is_that_of_a_search_over_all(given_: list[tuple[str, 
         one = prompt(number, session, turns, outliner)
         longest = max([common_blocks(one, other) for other in before], default=0)
         assert window.longest(one)[0] == longest
-        kin = window.kin(one)
-        assert [each.number for each in kin] == sorted((each.number for each in kin), reverse=True)
+        related = window.related(one)
+        assert [each.number for each in related] == sorted((each.number for each in related), reverse=True)
         same = [each for each in before if each.session == session and session]
-        assert {each.number for each in same[-8:]} <= {each.number for each in kin}
+        assert {each.number for each in same[-8:]} <= {each.number for each in related}
         window.add(one)
         window.check()
         before.append(one)
@@ -57,4 +57,4 @@ def test_the_last_prompts_of_a_long_session_stay_known_when_its_first_ones_leave
         window.add(prompt(number, "long" if number <= 12 else "other", [f"{number}"], outliner))
         window.check()
     assert len(window) == 12
-    assert set(range(5, 13)) <= {each.number for each in window.kin(prompt(17, "long", ["17"], outliner))}
+    assert set(range(5, 13)) <= {each.number for each in window.related(prompt(17, "long", ["17"], outliner))}

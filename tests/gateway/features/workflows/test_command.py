@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gateway.commands.cli import main
-from gateway.features.workflows.language.canonical import canonical_document
 from gateway.features.workflows.language.compiling import compile_document
 from gateway.features.workflows.language.reading import read_yaml
+from tests.support.canonical_document import canonical_document
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "workflow-language.md").read_text("utf-8")

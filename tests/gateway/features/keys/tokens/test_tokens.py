@@ -20,7 +20,7 @@ from gateway.config.parse import ConfigError
 from gateway.features.keys.section import OidcConfig
 from gateway.features.keys.tokens.fetching import FetchFailed
 from gateway.features.keys.tokens.issuer import AGAIN_S, MAX_RETRY_S, Issuer
-from gateway.features.keys.tokens.jwks import ALGORITHMS, JwksError, PublicKey, keys_of
+from gateway.features.keys.tokens.jwks import JwksError, PublicKey, keys_of
 from gateway.features.keys.tokens.tokens import TokenClaims, Tokens, unverified_claims
 from gateway.features.table import WholeConfig
 from tests.gateway.conftest import config_over
@@ -29,6 +29,7 @@ from tests.support.paths import ROOT
 
 NOW = 1.8e9
 URL = "https://login.example.org"
+ASYMMETRIC = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 
 
 def signer(algorithm: str = "EdDSA") -> FakeIssuer:
@@ -105,7 +106,7 @@ def test_any_keys_are_read(listed: list[dict[str, Any]]) -> None:
     good = public_jwk("EdDSA", "good")
     found = keys_of(json.dumps({"keys": [*listed, good]}).encode())
     assert any(key.kid == "good" for key in found)
-    assert all(key.algorithms <= ALGORITHMS for key in found)
+    assert all(key.algorithms <= ASYMMETRIC for key in found)
 
 
 @pytest.mark.parametrize(

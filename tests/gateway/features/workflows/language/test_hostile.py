@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.features.workflows.language import keys
-from gateway.features.workflows.language.canonical import canonical_document
 from gateway.features.workflows.language.compiling import compile_document
 from gateway.features.workflows.language.expressions import parse_expression
 from gateway.features.workflows.language.faults import MAX_FAULTS, DocumentError, DocumentFault
@@ -30,6 +29,7 @@ from gateway.features.workflows.language.results import StepResult
 from gateway.features.workflows.language.values import EvaluationError, bytes_of
 from gateway.features.workflows.language.workflow import Workflow
 from tests.gateway.features.workflows.language.test_documents import DOCUMENT
+from tests.support.canonical_document import canonical_document
 from tests.support.paths import ROOT
 from tests.support.workflows import TinyRun
 

@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from gateway.features.workflows.language import keys
-from gateway.features.workflows.language.canonical import canonical_document
 from gateway.features.workflows.language.compiling import compile_document
 from gateway.features.workflows.language.document import ModelCall
 from gateway.features.workflows.language.functions import FUNCTIONS
@@ -22,6 +21,7 @@ from gateway.features.workflows.language.python_form import compile_program
 from gateway.features.workflows.language.reading import read_yaml
 from gateway.features.workflows.language.results import MEMBERS
 from gateway.features.workflows.language.workflow import Workflow
+from tests.support.canonical_document import canonical_document
 from tests.support.paths import ROOT, WORKFLOWS
 from tests.support.workflows import TinyRun, prose
 

@@ -1,6 +1,6 @@
-"""One form of a document for comparisons: without anything that another text could say, too.
+"""The canonical form of a workflow's document, for comparisons.
 
-Expressions are written in one way; needs that a step has anyway, and values that are defaults, are left out.
+Expressions are written in one way. Implied needs and default values are left out.
 """
 
 from __future__ import annotations
