@@ -91,7 +91,6 @@ async def test_each_token_is_generated_once(cuts: int, tmp_path: Path) -> None:
         good = file.execute("select count(*) from warmroute_usage where status = 200 and metered = 1").fetchone()[0]
     assert good == cuts, "the ledger has each generation once"
     assert not any(each.get("taken_over") for each in found), found
-    print(f"{cuts} tokens: {found}, {sum(len(each.requests) for each in replicas)} requests at replicas")
 
 
 async def complete(run: Running, path: str, token: str, turns: list[Any], *, stream: bool) -> tuple[int, Any, bytes]:
