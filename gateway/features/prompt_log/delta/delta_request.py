@@ -50,8 +50,8 @@ DELTA: Final = Slot[DeltaRequest]("prompt_log.delta")
 
 
 class LogWords(NamedTuple):
-    """The statement of a gateway about a log. input: the chain of the request's log. frame: its name. head: the chain with the answer.
-    expires: Unix seconds; 0: the turn is not kept.
+    """The statement of a gateway about a log. input: the chain of the request's log. frame: its name. head: the chain with the
+    answer. expires: Unix seconds; 0: the turn is not kept.
     """
 
     input: bytes | None
