@@ -112,27 +112,22 @@ class DeltaForm(Form):
         value = answer.head.get(_NAME)
         if self._is_own(exchange):
             exchange.head_lines = b"%b: %b\r\n" % (HEADER.encode(), value) if value else b""
-        plan, words = request.plan, words_in(value)
-        if plan is None:
-            self._counts(request, "replayed" if request.replayed else "off", 0)
-            request.release()
+        plan, words, outline = request.plan, words_in(value), request.outline
+        if plan is None or outline is None:
+            self._counts(request, answer, "off", 0)
             return None
-        outline = request.outline
-        assert outline is not None
         if answer.status == 200:
             if words is not None and words.input == outline.chain:
                 self._read(exchange, request, outline, plan, words, answer)
-                self._counts(request, "replayed" if request.replayed else "delta" if plan.cuts else "whole", plan.saved)
-                request.release()
+                self._counts(request, answer, "delta" if plan.cuts else "whole", plan.saved)
                 return None
             self._leave_alone(replica)
             if not plan.cuts:
-                self._counts(request, "off", 0)
-                request.release()
+                self._counts(request, answer, "off", 0)
                 return None
             return self._without(exchange, replica, request, None)
         if not await self._is_refused(request, outline, plan, words, answer):
-            self._counts(request, "replayed" if request.replayed else "delta" if plan.cuts else "whole", plan.saved)
+            self._counts(request, answer, "delta" if plan.cuts else "whole", plan.saved)
             return None
         return self._without(exchange, replica, request, whole_plan(outline) if plan.cuts else None)
 
@@ -231,13 +226,16 @@ class DeltaForm(Form):
             )
             self._said[replica] = now + OFF_S
 
-    def _counts(self, request: DeltaRequest, result: str, saved: int) -> None:
-        """The answer counts."""
-        self._metrics.delta_requests.add((result,))
+    def _counts(self, request: DeltaRequest, answer: ReplicaAnswer, result: str, saved: int) -> None:
+        """The answer counts, unless another replica is asked because of it. result: of a request that was not replayed."""
+        if answer.status < 500:
+            self._metrics.delta_requests.add(("replayed" if request.replayed else result,))
         self._metrics.delta_bytes.add(("sent",), request.sent)
         if saved:
             self._metrics.delta_bytes.add(("saved",), saved)
         request.sent = 0
+        if answer.status == 200:
+            request.release()
 
     def _is_off(self, url: str) -> bool:
         until = self._off_until.get(url)

@@ -88,12 +88,12 @@ class ScannedBody:
         self._number = _NUMBERS[form]
         self._view = memoryview(body)
         try:
-            self._scan = BodyScan(body, LISTS[form], memo, most, most // _ELEMENT_BYTES)
+            scan = BodyScan(body, LISTS[form], memo, most, most // _ELEMENT_BYTES)
         except ValueError:
             raise NoNameError("the body is not an object") from None
-        self.members = self._scan.members
+        self.members, self.elements, self.new = scan.members, scan.elements, scan.new
         _require_inside(self.members, form)
-        each = (self._piece((start, end)) for start, end, _ in self._scan.elements)
+        each = (self._piece((start, end)) for start, end, _ in self.elements)
         self.pieces = list(self._gathered() if form == RESPONSES else each)
 
     def outline(self) -> BodyOutline:
@@ -113,7 +113,7 @@ class ScannedBody:
         if length > MAX_ENTRIES:
             raise NoNameError(f"there are more than {MAX_ENTRIES:,} entries")
         frame, framed = self._frame(leading)
-        list_at = self._scan.elements[0][0] if self._scan.elements else 0
+        list_at = self.elements[0][0] if self.elements else 0
         return BodyOutline(frame, framed, list_at, tuple(places), chain, length, tuple(calls.ids))
 
     def _leading(self) -> int:
@@ -157,7 +157,7 @@ class ScannedBody:
     def _gathered(self) -> Iterator[_Piece]:
         """The items of each answer as one piece, and each other item."""
         bounds, begun = AnswerBounds(), (-1, -1)
-        for start, end, seen in self._scan.elements:
+        for start, end, seen in self.elements:
             kind = seen.kind = seen.kind or kind_in(self.body[start:end])
             if bounds.ends_before(kind):
                 yield self._piece(begun)

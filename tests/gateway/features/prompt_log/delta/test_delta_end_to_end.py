@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from gateway.errors import GatewayError
 from gateway.features.prompt_log.naming.forms import names_in
+from gateway.request.exchange import Exchange
+from gateway.request.extensions import Preparer
 from tests.gateway.conftest import running
 from tests.gateway.features.prompt_log.delta.two_gateways import (
     called,
@@ -357,3 +360,60 @@ async def test_the_billing_line_of_an_agent_does_not_break_the_frame(tmp_path: P
             assert texts(sent["messages"]) == texts(turns)
             turns += [SAID, NOW]
         assert await two.counts() == {"whole": 1, "delta": 2}
+
+
+async def test_another_gateway_of_the_pool_gets_the_whole(tmp_path: Path) -> None:
+    """Heads are acknowledged by one gateway: if it fails, the next one gets the whole body, on the same request."""
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+    async with (
+        FakeReplica([answers()]) as replica,
+        running(replica, **kept_in(folders[0])) as one,
+        running(replica, **kept_in(folders[1])) as two,
+        running(**delta_config(one.url, two.url)) as near,
+    ):
+
+        async def ask(turns: list[Any]) -> str:
+            async with near.session.post(near.url + CHAT, json=body_of(CHAT, turns)) as answer:
+                assert answer.status == 200
+                assert engine_turns(replica, CHAT) == turns
+                return answer.headers["X-Warmroute-Replica"]
+
+        name = await ask([LONG])
+        assert await ask([LONG, SAID, NOW]) == name
+        preparers = (one if one.url.endswith(name) else two).gateway.extensions.preparers
+        preparers.insert(0, Preparer(lambda _exchange: True, _fails))
+        assert await ask([LONG, SAID, NOW, SAID, NOW]) != name
+        found = await near.metrics()
+        assert found['warmroute_delta_requests_total{result="delta"}'] == 1
+        assert found['warmroute_delta_requests_total{result="whole"}'] == 2
+
+
+async def _fails(_exchange: Exchange) -> None:
+    raise GatewayError(502, "broken", "no")
+
+
+async def test_an_answer_that_breaks_off_is_not_acknowledged(tmp_path: Path) -> None:
+    engines = [streams("hel", "lo"), streams("hel", "lo", die=True), streams("hel", "lo")]
+    async with FakeReplica(engines) as replica, two_gateways(replica, tmp_path) as two:
+        await two.ask(CHAT, [LONG], stream=True)
+        known = len(two.form.heads)
+        _, _, raw = await two.ask(CHAT, [LONG, SAID, NOW], stream=True)
+        assert b"replica_failed" in raw
+        assert len(two.form.heads) == known
+        code, _, raw = await two.ask(CHAT, [LONG, SAID, NOW], stream=True)
+        assert (code, raw.count(b"[DONE]")) == (200, 1)
+        assert engine_turns(replica, CHAT) == [LONG, SAID, NOW]
+        assert await two.counts() == {"whole": 1, "delta": 2}
+
+
+async def test_a_large_conversation_is_outlined_by_the_parser_process(tmp_path: Path) -> None:
+    turns: list[Any] = [{"role": "user", "content": f"{at}" * 9000} for at in range(40)]
+    async with FakeReplica([answers()]) as replica, two_gateways(replica, tmp_path) as two:
+        await two.ask(CHAT, turns)
+        assert two.near.gateway.parsing.process.started == 1
+        await two.ask(CHAT, [*turns, SAID, NOW])
+        assert engine_turns(replica, CHAT) == [*turns, SAID, NOW]
+        assert await two.counts() == {"whole": 1, "delta": 1}
+        assert await two.bytes("sent") < 1.1 * len(json.dumps(turns))
