@@ -173,7 +173,8 @@ class TurnMachine(RuleBasedStateMachine):
             return
         present = self.refs.get("main")
         if before:  # it was there, so only the ref or the lifetime shows a write
-            self.note(kept, written[0].expires_at)
+            if written[0].expires_at != self.expiry[kept.id]:
+                self.note(kept, written[0].expires_at)
             now_at = self.ref_now("main")
             if now_at is not None and now_at != present:
                 assert self.may_move(move, kept.head)
