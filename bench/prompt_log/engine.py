@@ -59,8 +59,8 @@ def _messages(text: str, tokens: int) -> Iterator[bytes]:
 
 
 def _responses(text: str, tokens: int) -> Iterator[bytes]:
-    made: dict[str, Any] = {"id": f"resp_{next(_ids)}", "object": "response", "created_at": 1, "model": "m", "status": "in_progress"}
-    made |= {"output": [], "parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+    made: dict[str, Any] = {"id": f"resp_{next(_ids)}", "object": "response", "created_at": 1, "model": "m"}
+    made |= {"status": "in_progress", "output": [], "parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
     item: dict[str, Any] = {"id": "msg_1", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
     part = {"type": "output_text", "text": "", "annotations": []}
     number = iter(range(1_000_000))
