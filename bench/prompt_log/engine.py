@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
@@ -14,6 +15,7 @@ from gateway.features.prompt_log.naming.forms import names_in
 
 FORMS: Final = {"/v1/chat/completions": "chat", "/v1/messages": "messages", "/v1/responses": "responses"}
 _PIECES: Final = 20
+_ids = itertools.count()  # of responses, which are stored by their ids
 
 
 async def _answer(request: web.Request) -> web.StreamResponse:
@@ -57,8 +59,8 @@ def _messages(text: str, tokens: int) -> Iterator[bytes]:
 
 
 def _responses(text: str, tokens: int) -> Iterator[bytes]:
-    made: dict[str, Any] = {"id": "resp_1", "object": "response", "created_at": 1, "model": "m", "status": "in_progress"}
-    made |= {"output": [], "parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+    made: dict[str, Any] = {"id": f"resp_{next(_ids)}", "object": "response", "created_at": 1, "model": "m"}
+    made |= {"status": "in_progress", "output": [], "parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
     item: dict[str, Any] = {"id": "msg_1", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
     part = {"type": "output_text", "text": "", "annotations": []}
     number = iter(range(1_000_000))

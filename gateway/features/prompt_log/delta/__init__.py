@@ -2,5 +2,5 @@
 
 body ── outline.py ──► places between its turns, each with the chain before it
 outline, acknowledged heads ── planning.py ──► the edits that take out the known part, and the header
-delta_form.py sends the call, the whole body if the other gateway does not know the log, and reads what it keeps
+delta_form.py sends the call, the whole body if the other gateway does not know the log, and reads which turns are kept
 """

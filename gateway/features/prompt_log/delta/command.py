@@ -1,4 +1,4 @@
-"""`warmroute sync`: a local gateway in front of another one that keeps logs. Clients change their base URL only."""
+"""`warmroute sync`: a local gateway in front of another gateway, which keeps logs. Clients change their base URL only."""
 
 from __future__ import annotations
 

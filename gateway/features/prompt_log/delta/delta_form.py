@@ -188,7 +188,7 @@ class DeltaForm(Form):
         words: LogWords,
         answer: ReplicaAnswer,
     ) -> None:
-        """Has the answer read for what is kept."""
+        """Has the names in the answer read."""
         assembler = exchange.dialect.assembler()
         assert assembler is not None, "a model answers on these paths"
         stream = answer.content_type == EVENT_STREAM

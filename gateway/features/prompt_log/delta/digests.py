@@ -145,7 +145,7 @@ class _GivenCalls(OpenCalls):
 
 def element_of(raw: bytes, form: str, calls: RecordedCalls, known: ElementDigests | None) -> tuple[ElementDigests, bytes]:
     """(the element, the digests of its entries). raw: the element, in Responses also the items of one answer, joined by commas.
-    calls: open before it, and afterwards those after it. known: what is remembered of it. Raises NoNameError.
+    calls: open before it, and afterwards those after it. known: the remembered element, or None. Raises NoNameError.
     """
     if known is None:
         entries = _entries(raw, form, calls)

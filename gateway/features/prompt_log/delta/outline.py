@@ -19,11 +19,11 @@ from gateway.dialects.json_edits import Edit, Members, read_object
 from gateway.features.prompt_log.delta.digests import DigestMemo, ElementDigests, RecordedCalls, element_of, kind_in
 from gateway.features.prompt_log.delta.scanning import VALUE, BodyScan
 from gateway.features.prompt_log.naming.canonical import NoNameError
-from gateway.features.prompt_log.naming.chain import EMPTY, chains_of, frame_name
+from gateway.features.prompt_log.naming.chain import EMPTY, chains_of, extended, frame_name
 from gateway.features.prompt_log.naming.entries import MAX_ENTRIES, OpenCalls
 from gateway.features.prompt_log.naming.forms import FORMS, RESPONSES, object_of
 from gateway.features.prompt_log.naming.frame import OPTIONS
-from gateway.features.prompt_log.naming.responses import AnswerBounds
+from gateway.features.prompt_log.naming.responses import AnswerBounds, item_entries
 from gateway.features.prompt_log.turns.own_turn import LISTS
 
 MAX_OPEN: Final = 64  # calls without a result at a place; there is no place with more
@@ -110,11 +110,21 @@ class ScannedBody:
                 places.append(CutPlace(piece.start, chain, open_, element.system))
             *_, chain = chain, *chains_of(digests, chain)
             length += len(digests) // len(EMPTY)
+        if text := self._text():
+            chain, length = extended(EMPTY, item_entries([{"role": "user", "content": text}], calls)), 1
         if length > MAX_ENTRIES:
             raise NoNameError(f"there are more than {MAX_ENTRIES:,} entries")
         frame, framed = self._frame(leading)
         list_at = self.elements[0][0] if self.elements else 0
         return BodyOutline(frame, framed, list_at, tuple(places), chain, length, tuple(calls.ids))
+
+    def _text(self) -> str:
+        """The text that stands for a list of items in Responses; "": there is a list."""
+        span = self.members.spans.get(LISTS[self.form])
+        if self.form != RESPONSES or span is None or self.body[span[0] : span[0] + 1] != b'"':
+            return ""
+        found: str = object_of(b'{"text":%b}' % self.body[span[0] : span[1]])["text"]
+        return found
 
     def _leading(self) -> int:
         """The number of pieces in the frame."""

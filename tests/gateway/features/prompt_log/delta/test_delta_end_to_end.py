@@ -417,3 +417,16 @@ async def test_a_large_conversation_is_outlined_by_the_parser_process(tmp_path: 
         assert engine_turns(replica, CHAT) == [*turns, SAID, NOW]
         assert await two.counts() == {"whole": 1, "delta": 1}
         assert await two.bytes("sent") < 1.1 * len(json.dumps(turns))
+
+
+async def test_a_text_as_input_begins_a_conversation(tmp_path: Path) -> None:
+    async with FakeReplica([engine(RESPONSES, stream=False)]) as replica, two_gateways(replica, tmp_path) as two:
+        headers = {"Authorization": "Bearer k"}
+        async with two.near.session.post(
+            two.near.url + RESPONSES, json={"model": "m", "input": "Hello"}, headers=headers
+        ) as answer:
+            assert answer.status == 200
+        turns = [{"role": "user", "content": "Hello"}, SAID, NOW]
+        await two.ask(RESPONSES, turns)
+        assert texts(engine_turns(replica, RESPONSES)) == texts(turns)
+        assert await two.counts() == {"whole": 1, "delta": 1}

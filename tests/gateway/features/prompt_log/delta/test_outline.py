@@ -171,6 +171,14 @@ def test_a_body_without_a_name_has_no_outline(form: str, body: dict[str, Any]) -
         ScannedBody(json.dumps(body).encode(), form, DigestMemo(5)).outline()
 
 
+@pytest.mark.parametrize("text", ["", "Hello", "\u00e9\n"])
+def test_a_text_stands_for_a_list_of_items(text: str) -> None:
+    body = json.dumps({"input": text, "instructions": "Be brief."}).encode()
+    outline, names = ScannedBody(body, "responses", DigestMemo(5)).outline(), names_in(body, "responses")
+    assert (outline.frame, outline.chain, outline.length) == (names.frame, names.chain, names.length)
+    assert not outline.places
+
+
 def test_hostile_bodies_have_no_outline() -> None:
     for body in (b"", b"[]", b"{", b'{"messages": [}', b'{"messages": [1 2]}', b"\xff"):
         with pytest.raises(NoNameError):
