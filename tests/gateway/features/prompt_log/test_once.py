@@ -251,6 +251,18 @@ async def test_a_failed_generation_frees_its_token(path: str, tmp_path: Path) ->
         assert results(await run.metrics()) == {"run": 3}
 
 
+async def test_a_stream_that_breaks_off_is_generated_anew(tmp_path: Path) -> None:
+    """It has an end, an error event, and that is not the answer."""
+    engines = in_turn(streams("hel", die=True), both(CHAT))
+    async with FakeReplica([engines]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, raw = await asked_raw(run, ONCE, stream=True)
+        assert b"prompt_log" not in raw
+        await settled(run)
+        code, told, raw = await asked(run, CHAT, ONCE, [USER], stream=True)
+        assert (code, told["kept"], text_of(CHAT, raw, stream=True)) == (200, True, "hello")
+        assert (len(replica.requests), results(await run.metrics())) == (2, {"run": 2})
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_that_cannot_be_kept_is_held_in_memory(stream: bool, tmp_path: Path) -> None:
     async with FakeReplica([both(CHAT)]) as replica, running(replica, **kept_in(tmp_path)) as run:
