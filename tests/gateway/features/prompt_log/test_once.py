@@ -382,6 +382,22 @@ async def test_what_a_runner_finds_after_it_was_taken_over_does_not_end_the_toke
             assert (row(file)[0], row(file)[2]) == ("another-1", "")
 
 
+async def test_the_end_of_a_gateway_frees_its_tokens(tmp_path: Path) -> None:
+    hold = asyncio.Event()
+    state = {**kept_in(tmp_path), "limits": {"drain_timeout_s": 1}}
+    async with FakeReplica([in_turn(streams("hello", hold=hold), both(CHAT))]) as replica:
+        async with running(replica, **state) as run:
+            client = asyncio.create_task(asked_raw(run, ONCE, stream=True))
+            await eventually(lambda: replica.requests)
+            await run.gateway[OnceRuns].close()
+            assert b"shutting down" in (await client)[1]
+            code, error, _ = await asked(run, CHAT, 'once="another-token"', [USER])
+            assert (code, error["code"]) == (503, "shutting_down")
+        async with running(replica, **state) as run:
+            code, told, _ = await asked(run, CHAT, ONCE, [USER])
+            assert (code, told["kept"], results(await run.metrics())) == (200, True, {"run": 1})
+
+
 # -- bounds and time
 
 
