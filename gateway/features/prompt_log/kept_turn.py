@@ -37,7 +37,7 @@ log = logging.getLogger("warmroute.state")
 class KeptTurn(LogTurn):
     """A turn with its names. base: an empty id: none. own: what the request adds. own_bytes: as in `LogTurn.own`. issuer: the
     name of the pool that answers, which reads the sealed parts. answered: the answer of a stream of Responses, as its events
-    have it. facts: about the answer, to be stored beside it. metrics: count the
+    have it. facts: about the answer, to be stored beside it. result: of a whole answer, as in `ended`. metrics: count the
     result.
     """
 
@@ -57,6 +57,7 @@ class KeptTurn(LogTurn):
         self.issuer = ""
         self.answered: FinishedAnswer | None = None
         self.facts = b""
+        self.result = ""
         self._after_input = base.at_input
         self._metrics = metrics
 
@@ -90,7 +91,7 @@ class KeptTurn(LogTurn):
         )
 
     def ended(self, result: str, expires_at: float | None = None) -> None:
-        self.expires_at = expires_at
+        self.result, self.expires_at = result, expires_at
         self._metrics.turns.add((result,))
 
     def row(self, owner: str, now: float, answer: AnswerTurn, status: str) -> StoredResponse:

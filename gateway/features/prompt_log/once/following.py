@@ -84,9 +84,11 @@ class OnceFollowers:
             raise GatewayError(502, "answer_too_large", "The answer is too large to be held: ask for a shorter one.")
         if not run.complete:
             raise GatewayError(502, "replica_failed", "The replica failed while it answered. Send the request again.")
-        body, sent = b"", FIRST
+        pieces, sent = list[bytes](), FIRST
         while (found := run.log.since(sent)) and found[0]:
-            body, sent = body + found[0], found[1]
+            pieces.append(found[0])
+            sent = found[1]
+        body = b"".join(pieces)
         record = exchange.record
         if run.status >= 400:
             record.error = _message_in(body) or f"the generation was answered with {run.status}"

@@ -1,7 +1,4 @@
-"""One generation of this process: its request, and its reply, which followers read from a log.
-
-OnceRequest ── lifecycle of any request ──► OnceReply ──► OnceRun: head, then pieces in its log ──► its followers
-"""
+"""One generation of this process: the head of its answer, and a log of the pieces that its followers read."""
 
 from __future__ import annotations
 
@@ -65,8 +62,9 @@ class OnceRun:
 
     @property
     def held(self) -> bool:
-        """True if its whole answer is in the log."""
-        return self.complete and self.status == 200 and self.log.first == 0 and self.log.size > 0
+        """True if its whole answer is in the log. A stream that broke off has an end, and no turn."""
+        whole = self.complete and self.turn is not None and self.turn.result != ""
+        return whole and self.status == 200 and self.log.first == 0 and self.log.size > 0
 
     def join(self, turn: KeptTurn) -> None:
         """Attaches the turn of its request: its token ends in the transaction that stores the turn."""

@@ -251,6 +251,18 @@ async def test_a_failed_generation_frees_its_token(path: str, tmp_path: Path) ->
         assert results(await run.metrics()) == {"run": 3}
 
 
+async def test_a_stream_that_breaks_off_is_generated_anew(tmp_path: Path) -> None:
+    """It has an end, an error event, and that is not the answer."""
+    engines = in_turn(streams("hel", die=True), both(CHAT))
+    async with FakeReplica([engines]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, raw = await asked_raw(run, ONCE, stream=True)
+        assert b"prompt_log" not in raw
+        await settled(run)
+        code, told, raw = await asked(run, CHAT, ONCE, [USER], stream=True)
+        assert (code, told["kept"], text_of(CHAT, raw, stream=True)) == (200, True, "hello")
+        assert (len(replica.requests), results(await run.metrics())) == (2, {"run": 2})
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_that_cannot_be_kept_is_held_in_memory(stream: bool, tmp_path: Path) -> None:
     async with FakeReplica([both(CHAT)]) as replica, running(replica, **kept_in(tmp_path)) as run:
@@ -368,6 +380,22 @@ async def test_what_a_runner_finds_after_it_was_taken_over_does_not_end_the_toke
         await settled(run)
         with sqlite3.connect(tmp_path / "state.db") as file:
             assert (row(file)[0], row(file)[2]) == ("another-1", "")
+
+
+async def test_the_end_of_a_gateway_frees_its_tokens(tmp_path: Path) -> None:
+    hold = asyncio.Event()
+    state = {**kept_in(tmp_path), "limits": {"drain_timeout_s": 1}}
+    async with FakeReplica([in_turn(streams("hello", hold=hold), both(CHAT))]) as replica:
+        async with running(replica, **state) as run:
+            client = asyncio.create_task(asked_raw(run, ONCE, stream=True))
+            await eventually(lambda: replica.requests)
+            await run.gateway[OnceRuns].close()
+            assert b"shutting down" in (await client)[1]
+            code, error, _ = await asked(run, CHAT, 'once="another-token"', [USER])
+            assert (code, error["code"]) == (503, "shutting_down")
+        async with running(replica, **state) as run:
+            code, told, _ = await asked(run, CHAT, ONCE, [USER])
+            assert (code, told["kept"], results(await run.metrics())) == (200, True, {"run": 1})
 
 
 # -- bounds and time
