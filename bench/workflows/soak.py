@@ -426,6 +426,7 @@ async def soak(options: argparse.Namespace, folder: Path) -> tuple[list[str], li
             await asyncio.gather(*beside, return_exceptions=True)
             alive = [url for at, url in enumerate(replicas.urls) if replicas.ports[at] in replicas._running]
             await http.close()
+            await ready(alive, "/health")
             async with aiohttp.ClientSession() as asking:
                 rest = await at_rest(asking, gateway.url, alive, folder)
         finally:
