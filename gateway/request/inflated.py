@@ -41,12 +41,12 @@ class AnswerInflater:
         self._members = 0
         self._begin = b""
         self._stream: zlib._Decompress | None = None
-        self._plain = False
+        self._plain = self._over = False
 
     def feed(self, data: bytes) -> bytes:
         """O(bytes)."""
-        if self._plain:
-            return data
+        if self._plain or self._over:
+            return data if self._plain else b""
         if self._stream is None:
             data = self._begin = self._begin + data
             if len(data) < len(_GZIP):
@@ -69,13 +69,15 @@ class AnswerInflater:
             if left < 0 or self._stream.unconsumed_tail:
                 raise _unreadable(f"a compressed answer becomes more than {self._most} bytes")
             data = self._stream.unused_data
-            if data and not data.startswith(_GZIP):
-                break  # some writers pad the end
-            if data:
-                self._members += 1
-                if self._members > MEMBERS:
-                    raise _unreadable(f"a compressed answer has more than {MEMBERS} members")
-                self._stream = zlib.decompressobj(_ANY_HEADER)
+            if len(data) >= len(_GZIP) and not data.startswith(_GZIP):
+                self._over = True  # some writers pad the end
+                break
+            if not data.startswith(_GZIP):
+                break  # nothing, or the first byte of a member, which stays in `unused_data`
+            self._members += 1
+            if self._members > MEMBERS:
+                raise _unreadable(f"a compressed answer has more than {MEMBERS} members")
+            self._stream = zlib.decompressobj(_ANY_HEADER)
         return b"".join(made)
 
 

@@ -235,6 +235,13 @@ def test_any_pieces_of_a_compressed_answer_give_the_same(texts: list[bytes], siz
     assert b"".join(inflater.feed(sent[at : at + size]) for at in range(0, len(sent), size)) == b"".join(texts)
 
 
+def test_padding_behind_a_compressed_answer_is_dropped() -> None:
+    inflater = AnswerInflater()
+    assert inflater.feed(gzip.compress(b'{"a": 1}') + bytes(9)) == b'{"a": 1}'
+    assert [inflater.feed(bytes(1000)) for _ in range(3)] == [b""] * 3
+    assert len(inflater._stream.unused_data) < 10, "it is not kept"  # type: ignore[union-attr]
+
+
 def test_the_beginning_of_a_compressed_answer_is_bounded() -> None:
     named = b"\x1f\x8b\x08\x08" + bytes(6) + b"n" * SEARCHED  # a name without an end
     assert inflated_begin(named, "gzip", 16) == b""

@@ -200,7 +200,8 @@ async def test_a_stream_outlives_its_key_and_is_paid_for(tmp_path: Path) -> None
     behaviour = streams("a", "b", hold=hold, prompt=10**6, cached=0)
     async with FakeReplica([behaviour]) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
         id_, key = await made(run, budget_usd_month=10)
-        ask = {**BODY, "stream": True, "stream_options": {"include_usage": True}}
+        film = [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "https://films.example/1"}}]}]
+        ask = {"model": "m", "messages": film, "stream": True, "stream_options": {"include_usage": True}}
         async with run.session.post(f"{run.url}/v1/chat/completions", json=ask, headers=bearer(key)) as answer:
             await answer.content.readany()
             async with run.session.delete(f"{run.admin_url}/warmroute/keys/{id_}"):

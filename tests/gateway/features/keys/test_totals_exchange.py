@@ -78,7 +78,7 @@ async def test_a_revocation_holds_at_all_workers_at_once(tmp_path: Path) -> None
 async def test_a_new_worker_knows_what_was_spent(tmp_path: Path) -> None:
     """And not for how long the others have run: what they did before is no debt of a rate."""
     config: dict[str, Any] = {"keys": keys_in(tmp_path), "prices": PRICES}
-    async with FakeReplica([answers(prompt=10**6, cached=0)]) as replica, star(replica, **config) as (wheel, (first, _)):
+    async with FakeReplica([answers(completion=10**6)]) as replica, star(replica, **config) as (wheel, (first, _)):
         id_, key = await made(first.run, budget_usd_day=0.5, requests_per_minute=3)
         _, other = await made(first.run, requests_per_minute=3)
         assert (await first.run.post(headers=bearer(key)))[0] == 200

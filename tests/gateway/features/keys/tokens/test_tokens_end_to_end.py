@@ -261,7 +261,7 @@ async def test_keys_and_two_issuers_side_by_side(tmp_path: Path) -> None:
 
 async def test_budgets_of_tenants_outlive_a_restart(tmp_path: Path) -> None:
     issuer = FakeIssuer()
-    async with FakeReplica([answers(prompt=10**6, cached=0)]) as replica, issuer.serving():
+    async with FakeReplica([answers(completion=10**6)]) as replica, issuer.serving():
         for expected in ([200, 429], [429, 429]):
             oidc = [section(issuer, budget_usd_month=0.5)]
             async with keyed(tmp_path, replica, prices=PRICES, keys={"oidc": oidc}) as run:
