@@ -414,7 +414,7 @@ async def test_a_file_of_the_version_before_is_upgraded(tmp_path: Path) -> None:
     async with opened(file_url(path)) as store:
         assert (await store.get("o", "a")).id == "a"
     with contextlib.closing(sqlite3.connect(path)) as file:
-        assert file.execute("select version from warmroute_schema").fetchall() == [(4,)]
+        assert file.execute("select version from warmroute_schema").fetchall() == [(5,)]
         assert file.execute("select count(*) from warmroute_runs").fetchall() == [(0,)]
 
 
