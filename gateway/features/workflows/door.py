@@ -111,8 +111,10 @@ class WorkflowDoor:
                 reply.end()
         finally:
             running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            self._logs.forget(key)
+            try:
+                await asyncio.gather(running, return_exceptions=True)
+            finally:  # the wait may be cancelled, too
+                self._logs.forget(key)
         if error := answer.error():
             exchange.record.error, exchange.record.code = error.message, error.code
             exchange.record.answer.ok = exchange.record.answer.complete = False

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -188,3 +191,27 @@ async def test_the_requests_of_open_webui(tmp_path: Path) -> None:
             body = {"model": NAME, "messages": asked, "stream": False, **more}
             got, _, found = await run.post(body, headers=HEADERS)
             assert (got, found["choices"][0]["message"]["content"]) == (200, ANSWER)
+
+
+async def test_clients_that_leave_at_random_moments_leave_no_memory(tmp_path: Path) -> None:
+    chance = random.Random(1)
+
+    def failing(_body: dict[str, Any]) -> ScriptedAnswer:
+        broken, refused, endless = (chance.random() < share for share in (0.2, 0.2, 0.3))
+        return ScriptedAnswer(ANSWER, None if endless else 0, status=500 if refused else 200, broken=broken)
+
+    async def leaves(run: Running) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(chance.random() * 0.6):
+                body = {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], "stream": True}
+                async with run.session.post(run.url + "/v1/chat/completions", json=body) as answer:
+                    await answer.content.readany()
+                    answer.close()
+
+    (tmp_path / "support.yaml").write_text(json.dumps(DOCUMENT))
+    engine = ScriptedEngine(failing)
+    async with engine.replica, running(engine.replica, workflows={"directory": str(tmp_path)}) as run:
+        for _ in range(15):
+            await asyncio.gather(*(leaves(run) for _ in range(16)))
+        await run.session.close()
+        await eventually(lambda: run.gateway.memory.held == 0)
