@@ -28,7 +28,7 @@ def engine_traits(workflow: Workflow, core: Core) -> EngineTraits:
         elif config.gate == AUTO and not all(engine.shares_inflight for engine in engines):
             rates = [core.router.ledger.rates.of(replica) for replica in target.replicas]
             rate = min((rate.value for rate in rates if rate.pool.known), default=0.0)
-            gated[name] = GatedEngine(rate, slots)
+            gated[name] = GatedEngine(rate, slots, token_bytes=core.router.units_per_token(target.label))
         if engines and target.fallback is None and all(engine.choices for engine in engines):
             choosing.add(name)
     return EngineTraits(gated, frozenset(choosing))

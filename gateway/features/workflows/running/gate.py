@@ -42,8 +42,9 @@ class PromptOutline(NamedTuple):
         return found
 
     @property
-    def tokens(self) -> int:
-        return sum(size for _, size in self.pieces) // TOKEN_BYTES
+    def size(self) -> int:
+        """Bytes of the prompt."""
+        return sum(size for _, size in self.pieces)
 
 
 def outline_of(body: Mapping[str, Any]) -> PromptOutline:
@@ -73,7 +74,8 @@ class PrefixGate:
         for name, other in self._leading.items():
             if outline.shared(other) - known >= LEAST_SHARED:
                 prefills = 1 if name in self._answering else 2
-                most_s = prefills * other.tokens / engine.prefill_rate if engine.prefill_rate else engine.most_s
+                tokens = other.size / engine.token_bytes
+                most_s = prefills * tokens / engine.prefill_rate if engine.prefill_rate else engine.most_s
                 return name, min(engine.most_s, max(LEAST_S, most_s))
         return "", 0.0
 

@@ -24,12 +24,14 @@ class GatedEngine(NamedTuple):
     """The engines of a model whose calls wait for a call that computes their prefix.
 
     prefill_rate: tokens per second of the slowest, for the length of a wait; 0: it is unknown, or a wait may take longer than
-    it saves. slots: a prefix is found when its request has ended, by one request at a time. most_s: of a wait.
+    it saves. slots: a prefix is found when its request has ended, by one request at a time. most_s: of a wait. token_bytes: of
+    a prompt, on average.
     """
 
     prefill_rate: float = 0.0
     slots: bool = False
     most_s: float = 60.0  # a CPU computes some thousand tokens meanwhile
+    token_bytes: float = 4.0
 
 
 class EngineTraits(NamedTuple):

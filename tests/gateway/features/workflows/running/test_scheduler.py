@@ -354,12 +354,14 @@ def test_with_slots_a_call_waits_for_the_end_of_another_one_with_its_prefix(rate
     assert [copy.started for copy in copies if copy] == pytest.approx(started, abs=0.01)
 
 
-def test_with_slots_the_wait_for_an_answer_is_as_long_as_a_prefill() -> None:
-    gate, outline = PrefixGate({"m": GatedEngine(1000.0, slots=True)}), outline_of({"model": "m", "messages": LONG})
+@pytest.mark.parametrize("token_bytes", [4.0, 2.5])
+def test_with_slots_the_wait_for_an_answer_is_as_long_as_a_prefill(token_bytes: float) -> None:
+    engine, outline = GatedEngine(1000.0, slots=True, token_bytes=token_bytes), outline_of({"model": "m", "messages": LONG})
+    gate, tokens = PrefixGate({"m": engine}), outline.size / token_bytes
     gate.started("first", outline)
-    assert gate.leader(outline) == ("first", 2 * outline.tokens / 1000)
+    assert gate.leader(outline) == ("first", 2 * tokens / 1000)
     assert not gate.first_token("first")
-    assert gate.leader(outline) == ("first", outline.tokens / 1000)
+    assert gate.leader(outline) == ("first", tokens / 1000)
     assert gate.ended("first")
     assert gate.leader(outline) == ("", 0.0)
 
