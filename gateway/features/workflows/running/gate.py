@@ -19,8 +19,7 @@ from gateway.features.workflows.running.messages import GatedEngine
 from gateway.features.workflows.running.receipt import message_bytes
 
 PIECE: Final = 2048
-TOKEN_BYTES: Final = 4
-LEAST_SHARED: Final = 1024 * TOKEN_BYTES
+LEAST_SHARED: Final = 1024  # tokens
 LEAST_S: Final = 0.05
 
 
@@ -72,7 +71,7 @@ class PrefixGate:
         engine = self._engines[outline.model]
         known = 0 if engine.slots else max(map(outline.shared, self._computed), default=0)
         for name, other in self._leading.items():
-            if outline.shared(other) - known >= LEAST_SHARED:
+            if outline.shared(other) - known >= LEAST_SHARED * engine.token_bytes:
                 prefills = 1 if name in self._answering else 2
                 tokens = other.size / engine.token_bytes
                 most_s = prefills * tokens / engine.prefill_rate if engine.prefill_rate else engine.most_s

@@ -366,6 +366,14 @@ def test_with_slots_the_wait_for_an_answer_is_as_long_as_a_prefill(token_bytes: 
     assert gate.leader(outline) == ("", 0.0)
 
 
+@pytest.mark.parametrize(("token_bytes", "leader"), [(4.0, ""), (2.5, "first")])
+def test_a_long_prefix_is_one_of_many_tokens(token_bytes: float, leader: str) -> None:
+    outline = outline_of({"model": "m", "messages": [{"role": "user", "content": "a b c " * 500}]})
+    gate = PrefixGate({"m": GatedEngine(token_bytes=token_bytes)})
+    gate.started("first", outline)
+    assert gate.leader(outline)[0] == leader
+
+
 def test_calls_wait_no_longer_than_their_leader_lives_and_not_for_short_prefixes() -> None:
     failing = siblings(2) | {"s0": {**siblings()["s0"], "on_error": "skip"}}
     answers = dict.fromkeys(siblings(), "text")
