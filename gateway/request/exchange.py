@@ -29,11 +29,12 @@ from gateway.request.notes import Notes
 from gateway.request.record import SettledRequest
 from gateway.upstream.client import ReplicaAnswer, ReplicaCall
 from gateway.upstream.loop_guard import VIA_HEADER
-from router import TEMPLATE_TOKENS, Booking
+from router import Booking
 from router.native import mypyc_attr
 
 _OUR_WORDS: Final = frozenset([REFUSED, UNREACHABLE, "reset", "timeout", NO_ACCESS])  # failures that the gateway words itself
 MISCOUNTED: Final = 2  # times the estimate: too many prompt tokens, of a replica that miscounts prompts
+_HIDDEN: Final = 32_768  # tokens that a template, or a prompt of the server itself, may add to the text of a request
 _SURE: Final = 4096  # tokens of a prompt; fewer are not compared with the model's context
 _IDEMPOTENT: Final = frozenset(["GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"])  # RFC 9110, section 9.2.2
 
@@ -370,7 +371,7 @@ class Exchange:
         if usage.prompt > _SURE or usage.completion > min(self.api.output or _SURE, _SURE):
             api, entry = self.api, trial[1].models.get(self.api.model) if trial is not None else None
             context = entry.context_tokens if entry is not None else None
-            text = self.body_size + TEMPLATE_TOKENS if api.textual and api.countable and not self.delivered.resumed else None
+            text = self.body_size + _HIDDEN if api.textual and api.countable and not self.delivered.resumed else None
             possible = bounded(usage, context, api.answers, api.output, turns=not api.countable, prompt=text)
             if possible is None:
                 return None

@@ -83,11 +83,13 @@ async def test_a_single_replica_that_counts_nine_times_too_much_is_found() -> No
     """Its prompts have 4 bytes a token, so 2.25 tokens a byte are impossible. Neither is an estimate learned from them."""
     liar = FakeReplica([answers(prompt=9 * SIZE // 4, cached=0, completion=5)])
     async with liar, running(liar, prices={"m": {"input": 1.0, "output": 1.0}}) as run:
-        answered = [(await run.post(body(number)))[1] for number in range(12)]
+        for number in range(12):
+            await run.post(body(number))
         run.gateway[Auditor].judge()
         assert await findings(run) == {liar.name: ["prompt_excess"]}
-        assert {headers["X-Warmroute-Cost-Estimated"] for headers in answered} == {"tokens"}
-        assert max(float(headers["X-Warmroute-Cost-Usd"]) for headers in answered) < 0.005
+        _, headers, _ = await run.post(body(12))
+        assert headers["X-Warmroute-Cost-Estimated"] == "tokens"
+        assert float(headers["X-Warmroute-Cost-Usd"]) < 0.005
         assert run.gateway.router.scales.units_per_token("m") == 4.0
 
 
