@@ -48,7 +48,6 @@ from tests.support.fakes import (
     streams,
     writes,
 )
-from tests.support.tools import ROOT
 
 COMPLETION = "/v1/completions"
 OFTEN: dict[str, Any] = {"limits": {"keepalive_s": 0.02, "drain_timeout_s": 1}}
@@ -648,17 +647,6 @@ async def test_a_connection_is_reused_after_pulses() -> None:
         for text in (b'"one"', b'"two"'):
             code, _, body = await read_answer(reader)
             assert (code, text in body) == (200, True)
-
-
-def test_the_table_of_agents_is_that_of_the_code() -> None:
-    text = (ROOT / "docs" / "agents.md").read_text("utf-8")
-    table = text.partition("### Slow first tokens")[2].partition("### Notes")[0]
-    late = [
-        line for line in table.splitlines() if line.startswith("| ") and "| nothing before the replica's first byte" in line
-    ]
-    assert [line.split(" | ")[0].removeprefix("| ") for line in late] == list(NO_EARLY_HEAD)
-    for name in NO_EARLY_HEAD["Codex"]:
-        assert f"`{name.lower()}`" in table.lower()
 
 
 def test_what_each_api_gets() -> None:
