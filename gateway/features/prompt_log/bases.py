@@ -60,7 +60,7 @@ async def found_turns(store: TurnStore, owner: str, chain: bytes, form: str = ""
         raise not_answering(failure) from None
     fitting = [turn for turn in found if form in ("", turn.form)]
     if not fitting:
-        text = "The log was written in another dialect. Send the whole conversation; 'expect' still verifies it."
+        text = "The log was written in another API. Send the whole conversation; 'expect' still verifies it."
         raise log_error(409, "prompt_log_form", text, param, form=found[0].form)
     return fitting
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.admission.memory import MemoryLease
+from gateway.dialects.prompt.batch import common_length
 from gateway.errors import GatewayError
 from gateway.features.prompt_log import job
 from gateway.features.prompt_log.bases import Base, base_of, found_turns, log_error
@@ -31,7 +32,7 @@ def diverged(length: int, latest: Sequence[bytes], difference: dict[str, Any] | 
 
 
 class Divergence:
-    """Compares logs. max_bytes: of the expected one."""
+    """Compares logs (see the module)."""
 
     def __init__(self, parsing: Parsing) -> None:
         self._jobs = LogJobs(parsing)
@@ -40,12 +41,12 @@ class Divergence:
         self, store: TurnStore, owner: str, expect: bytes, received: Base, form: str, lease: MemoryLease, max_bytes: int
     ) -> dict[str, Any] | None:
         """{index, path} of the first entry that differs; the path is "" if one log ends there. None: the expected log is not
-        kept here, or cannot be read now.
+        kept here, or cannot be read now. max_bytes: of the expected log.
         """
         try:
             turn = (await found_turns(store, owner, expect))[0]
             expected = await base_of(store, owner, turn, max_bytes)
-            index = _first(expected.digests, received.digests)
+            index = common_length(expected.digests, received.digests) // DIGEST
             if index >= min(expected.length, received.length):
                 return {"index": index, "path": ""}
             pieces = [*expected.before, *received.before]
@@ -56,15 +57,3 @@ class Divergence:
         except GatewayError:
             return None
         return {"index": index, "path": path}
-
-
-def _first(one: bytes, other: bytes) -> int:
-    """The index of the first digest that differs. O(log n) comparisons of bytes."""
-    low, high = 0, min(len(one), len(other)) // DIGEST
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[: middle * DIGEST] == other[: middle * DIGEST]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

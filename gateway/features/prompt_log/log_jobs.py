@@ -26,7 +26,7 @@ OPERATIONS: Final[Mapping[str, str]] = {_operation(work): f"{_MODULE}:{work.__na
 
 
 class LogJobs:
-    """Does it."""
+    """Does that work (see the module)."""
 
     def __init__(self, parsing: Parsing) -> None:
         self._parsing = parsing

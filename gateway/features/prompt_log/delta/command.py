@@ -28,7 +28,9 @@ _REPLICA: Final[Key] = ("pools", 0, "replicas", 0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--upstream", metavar="URL", required=True, help="base URL of the other gateway, without /v1")
+    parser.add_argument(
+        "--upstream", metavar="URL", required=True, help="base URL of the other gateway; /v1 at its end may be left out"
+    )
     parser.add_argument(
         "--listen", metavar="HOST:PORT", default=LISTEN, help=f"address to listen on; port 0: any free one (default: {LISTEN})"
     )

@@ -16,8 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-import orjson
-
+from gateway.dialects.excerpt import replica_error
 from gateway.dialects.json_edits import Edit
 from gateway.errors import ReplicaFailure
 from gateway.features.prompt_log.delta.acknowledged import AcknowledgedHeads
@@ -27,8 +26,8 @@ from gateway.features.prompt_log.delta.outline import BodyOutline, open_digest
 from gateway.features.prompt_log.delta.outlines import Outlines
 from gateway.features.prompt_log.delta.planning import DeltaPlan, frame_key, log_key, plan_of, whole_plan
 from gateway.features.prompt_log.header import HEADER
+from gateway.features.prompt_log.log_request import FORMS_BY_PATH
 from gateway.features.prompt_log.metrics import PromptLogMetrics
-from gateway.features.prompt_log.naming.forms import CHAT, MESSAGES, RESPONSES
 from gateway.fleet.state import ReplicaState
 from gateway.request.answer_assembly import AnswerAssembly
 from gateway.request.exchange import Exchange
@@ -38,7 +37,6 @@ from gateway.upstream.client import ReplicaAnswer, ReplicaCall
 log = logging.getLogger("warmroute.gateway")
 
 OFF_S: Final = 600.0
-_FORMS: Final = {"/v1/chat/completions": CHAT, "/v1/messages": MESSAGES, "/v1/responses": RESPONSES}
 _NAME: Final = HEADER.lower().encode()
 _MAX_ERROR: Final = 16 << 10  # bytes of an error that are read
 _NOT_ABOUT_LOGS: Final = frozenset([401, 403, 408, 429])
@@ -73,7 +71,7 @@ class DeltaForm(Form):
 
     def of(self, exchange: Exchange, replica: ReplicaState, now: float) -> Form | None:
         """This form, if the pool has the option and the request may be a turn of a log."""
-        if not exchange.target.delta or exchange.request.path not in _FORMS or exchange.request.opened_by is not None:
+        if not exchange.target.delta or exchange.request.path not in FORMS_BY_PATH or exchange.request.opened_by is not None:
             return None
         return self
 
@@ -83,7 +81,7 @@ class DeltaForm(Form):
             return
         outline, chosen = None, exchange.target.replicas[exchange.booking.chosen.replica]
         if api.answers <= 1 and not self._is_own(exchange) and not self._is_off(chosen.url):
-            outline = await self._outlines.of(api.body, _FORMS[exchange.request.path], exchange.request.lease)
+            outline = await self._outlines.of(api.body, FORMS_BY_PATH[exchange.request.path], exchange.request.lease)
         DELTA.set(exchange.record, DeltaRequest(api.body, outline))
 
     def call(self, exchange: Exchange, replica: ReplicaState, call: ReplicaCall) -> ReplicaCall:
@@ -94,7 +92,7 @@ class DeltaForm(Form):
             request.replica = replica.name
             request.scope = scope_of(exchange, replica.url)
             request.plan = plan_of(request.outline, partial(self._knows, request.scope))
-        return self._call(exchange, replica, request)
+        return self._planned(exchange, replica, request)
 
     def edits(self, exchange: Exchange, replica: ReplicaState) -> list[Edit]:
         request = DELTA.get(exchange.record)
@@ -125,17 +123,17 @@ class DeltaForm(Form):
             if not plan.cuts:
                 self._counts(request, answer, "off", 0)
                 return None
-            return self._without(exchange, replica, request, None)
+            return self._again(exchange, replica, request, None)
         if not await self._is_refused(request, outline, plan, words, answer):
             self._counts(request, answer, "delta" if plan.cuts else "whole", plan.saved)
             return None
-        return self._without(exchange, replica, request, whole_plan(outline) if plan.cuts else None)
+        return self._again(exchange, replica, request, whole_plan(outline) if plan.cuts else None)
 
     def _is_own(self, exchange: Exchange) -> bool:
         """True if the client speaks with the other gateway itself."""
         return self._passes and exchange.request.headers.get(HEADER) is not None
 
-    def _call(self, exchange: Exchange, replica: ReplicaState, request: DeltaRequest) -> ReplicaCall:
+    def _planned(self, exchange: Exchange, replica: ReplicaState, request: DeltaRequest) -> ReplicaCall:
         """The call with its plan."""
         assert request.call is not None
         sent = super().call(exchange, replica, request.call)
@@ -147,12 +145,10 @@ class DeltaForm(Form):
         request.sent += len(sent.body)
         return sent
 
-    def _without(
-        self, exchange: Exchange, replica: ReplicaState, request: DeltaRequest, plan: DeltaPlan | None
-    ) -> ReplicaCall | None:
-        """The call with another plan, which leaves nothing out."""
+    def _again(self, exchange: Exchange, replica: ReplicaState, request: DeltaRequest, plan: DeltaPlan | None) -> ReplicaCall:
+        """The call with another plan, which leaves nothing out; None: without the header."""
         request.replayed, request.plan = True, plan
-        return self._call(exchange, replica, request)
+        return self._planned(exchange, replica, request)
 
     def _knows(self, scope: bytes, key: bytes) -> bool:
         return self.heads.has(scope + key, self._wall_clock())
@@ -165,7 +161,7 @@ class DeltaForm(Form):
         if words is not None or not (400 <= status < 500 or status == 503) or status in _NOT_ABOUT_LOGS:
             return False
         try:
-            code = _code_in(await answer.begin(_MAX_ERROR))
+            code = replica_error(status, await answer.begin(_MAX_ERROR)).code
         except ReplicaFailure:
             return plan.cuts
         if code in _FORGOTTEN:
@@ -247,12 +243,3 @@ class DeltaForm(Form):
             about = {"replica": replica.name, "for_s": int(OFF_S)}
             log.warning("a replica of a pool with delta answers without Prompt-Log: it gets whole conversations", extra=about)
         self._off_until[replica.url] = self._clock() + OFF_S
-
-
-def _code_in(error: bytes) -> str:
-    """The code of an error of a gateway; "" without one."""
-    try:
-        code = orjson.loads(error)["error"]["code"]
-    except (orjson.JSONDecodeError, LookupError, TypeError):
-        return ""
-    return code if isinstance(code, str) else ""

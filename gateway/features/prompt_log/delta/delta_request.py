@@ -81,10 +81,12 @@ def words_of(value: Any) -> LogWords | None:
 
 
 def scope_of(exchange: Exchange, url: str) -> bytes:
-    """The scope of a request's heads at the gateway with this URL: all that may decide who owns them there."""
+    """The scope of a request's heads at the gateway with this URL: all that may decide who owns them there, and the API, as a
+    frame or a base of another API is refused.
+    """
     headers = exchange.request.headers
     about = [headers.get(name) or "" for name in ("Authorization", "X-Api-Key", TENANT_HEADER)]
-    whole = "\0".join([owner(exchange.request, exchange.caller), *about, url])
+    whole = "\0".join([owner(exchange.request, exchange.caller), *about, url, exchange.request.path])
     return sha256(whole.encode("utf-8", "surrogatepass")).digest()[:_SCOPE_BYTES]
 
 

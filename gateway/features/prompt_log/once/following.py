@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-import orjson
-
 from gateway.core import Core
+from gateway.dialects.excerpt import excerpt
 from gateway.errors import ClientStalled, GatewayError, internal_error, shutting_down
 from gateway.features.prompt_log.once.run import OnceRun
 from gateway.features.runs.following import FIRST, Gate
@@ -91,7 +90,7 @@ class OnceFollowers:
         body = b"".join(pieces)
         record = exchange.record
         if run.status >= 400:
-            record.error = _message_in(body) or f"the generation was answered with {run.status}"
+            record.error = excerpt(body) or f"the generation was answered with {run.status}"
         reply = self._core.replies.begin(exchange, run.status, body, lines)
         record.answer.complete = True
         record.answer.ok = run.status < 400
@@ -120,14 +119,3 @@ def id_lines(exchange: Exchange) -> bytes:
     """The dialect's own line with the id of a request."""
     name = exchange.dialect.id_header
     return b"%b: %b\r\n" % (name, exchange.record.id.encode("ascii")) if name else b""
-
-
-def _message_in(body: bytes) -> str:
-    """The message of an error; "": it has none."""
-    try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return ""
-    error = found.get("error") if isinstance(found, dict) else None
-    message = error.get("message") if isinstance(error, dict) else None
-    return message if isinstance(message, str) else ""

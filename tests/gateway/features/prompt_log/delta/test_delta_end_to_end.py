@@ -176,6 +176,16 @@ async def test_what_follows_a_cut_does_not_become_the_system(tmp_path: Path) -> 
         assert await two.counts() == {"whole": 2, "delta": 3}
 
 
+async def test_a_frame_and_a_base_are_known_to_their_api_only(tmp_path: Path) -> None:
+    """They have one name in all APIs, but the far gateway keeps them as they were written, and would refuse another API's."""
+    frame = {"tools": TOOLS[RESPONSES], "instructions": "Be brief."}
+    behaviours = [answers(), engine(RESPONSES, stream=False)]
+    async with FakeReplica(behaviours) as replica, two_gateways(replica, tmp_path) as two:
+        assert (await two.ask(CHAT, led(CHAT, LONG), tools=TOOLS[CHAT]))[0] == 200
+        assert (await two.ask(RESPONSES, [LONG, SAID, NOW], **frame))[0] == 200
+        assert await two.counts() == {"whole": 2}
+
+
 @pytest.mark.parametrize(("path", "stream"), ALL)
 async def test_after_a_purge_the_same_request_goes_whole(path: str, stream: bool, tmp_path: Path) -> None:
     async with FakeReplica([engine(path, stream=stream)]) as replica, two_gateways(replica, tmp_path) as two:
