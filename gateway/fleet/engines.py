@@ -287,6 +287,7 @@ OURS = replace(
     name="warmroute",
     owner="warmroute",
     prewarms=True,
+    shares_inflight=False,  # a second prompt computes the first one's last chunk once more
     silent="`warmroute replica` always reports them; does a proxy in between change its answers?",
     zero="Its cache may be too small for the requests: look at vllm:prefix_cache_hits_total.",
 )

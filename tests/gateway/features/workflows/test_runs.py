@@ -276,6 +276,7 @@ async def test_a_killed_call_is_closed_at_the_engine_at_once() -> None:
         ("llamacpp", "end", False, False, 3),
         ("somebody", "first token", "auto", True, 1),
         ("somebody", "first token", False, False, 3),
+        ("warmroute", "first token", "auto", True, 1),
         ("vllm", "in flight", "auto", False, 1),
         ("vllm", "in flight", True, True, 1),
     ],
