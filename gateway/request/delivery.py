@@ -297,8 +297,8 @@ async def _whole_body(exchange: Exchange, answer: ReplicaAnswer) -> bytes:
 
 def _stream_lines(answer: ReplicaAnswer) -> bytes:
     """Header lines of a stream, beside the replica's. nginx in front must not hold chunks back."""
-    cached = any(name == _CACHE_CONTROL for name, _ in answer.head.headers)
-    return b"X-Accel-Buffering: no\r\n" if cached else b"Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
+    given = any(name == _CACHE_CONTROL for name, _ in answer.head.headers)
+    return b"X-Accel-Buffering: no\r\n" if given else b"Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
 
 
 def _has_output(exchange: Exchange, answer: ReplicaAnswer, body: bytes) -> bool:

@@ -216,9 +216,9 @@ class Exchange:
     """The state of one request (see the module).
 
     caller, api, target, booking: set once their phase is over; parsed, booked: True then. permit: the slot in the pool. place:
-    in its queue, or None. notes: of a feature that follows the request, or
-    None. tap: stage through which a good answer passes, or None. salt: the tenant's, for engines, if tenants are isolated;
-    else empty. rewritten: the request in another dialect, once a replica needed it.
+    in its queue, or None. notes: of a feature that follows the request, or None. tap: stage through which a good answer passes,
+    or None. salt: the tenant's, for engines, if tenants are isolated; else empty. rewritten: the request in another dialect,
+    once a replica needed it.
     answers: reads the answer of the current replica: `dialect`, or set by its form (`forms.py`). edited: the editor of that
     answer, or None. assembly: assembles the answer as a value, or None. head_lines: of features, for the head of the answer.
     binding: of a feature, to one pool, or None. body_size: bytes of the body when a replica was chosen, which is dropped before

@@ -23,6 +23,7 @@ from gateway.dialects.events.sse import EventData, data_of
 from gateway.dialects.finished_answer import LENGTH, MAX_ANSWER, FinishedAnswer
 from gateway.dialects.json_edits import apply, read_object
 from gateway.dialects.json_structure import exceeds
+from gateway.dialects.usage import Usage
 from gateway.features.prompt_log.header import answer_line
 from gateway.features.prompt_log.kept_turn import KeptTurn, TurnKeeper
 from gateway.features.prompt_log.log_reader import LogReader
@@ -92,7 +93,7 @@ class LogTap(AnswerTap):
                 self._turn.answered = self._answer
             return reader.passed_end(await self._inner.ended(reader.inner))
         answer = self._answer
-        await self._keep(answer, lambda open_: streamed_answer(_whole(answer), self._form, open_))
+        await self._keep(answer, lambda open_: streamed_answer(_whole(answer), self._form, open_), reader.usage)
         return reader.ending()
 
     async def whole(self, body: bytes) -> bytes:
@@ -113,8 +114,12 @@ class LogTap(AnswerTap):
         if self._turn is not None:
             self._turn.issuer = self._exchange.target.pool
 
-    async def _keep(self, answer: FinishedAnswer | None, turn_of: Callable[[tuple[str, ...]], AnswerTurn]) -> None:
-        """Keeps the turn with a whole answer, if it has a name. turn_of: the answer after these open calls."""
+    async def _keep(
+        self, answer: FinishedAnswer | None, turn_of: Callable[[tuple[str, ...]], AnswerTurn], usage: Usage | None = None
+    ) -> None:
+        """Keeps the turn with a whole answer, if it has a name. turn_of: the answer after these open calls. usage: of a stream,
+        if its client does not get it.
+        """
         turn, keeper = self._turn, self._keeper
         assert turn is not None
         assert keeper is not None
@@ -125,7 +130,7 @@ class LogTap(AnswerTap):
             found = turn_of(turn.own_turn.open)
             self._entries = found.entries
             if self._request.wishes.once:
-                turn.facts = facts_of(answer)
+                turn.facts = facts_of(answer, answer.usage or usage)
             await keeper.keep(turn, found, INCOMPLETE if answer.finish_reason == LENGTH else COMPLETED)
         except NoNameError:
             turn.ended("unfit")

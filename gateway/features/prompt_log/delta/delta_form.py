@@ -6,7 +6,8 @@
 
 A part is left out only if the other gateway has acknowledged it to the same caller, and `expect` has it compare the whole. The
 head of a good answer arrives before the client gets anything, so a gateway that has forgotten the header (an older version) is
-noticed in time: its answer is dropped, and it is left alone for OFF_S.
+noticed in time: its answer is dropped, and it gets whole conversations of this model for OFF_S. Only of this model: a gateway
+has no logs of models that it serves itself (workflows).
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class DeltaForm(Form):
         self._wall_clock = wall_clock
         self._clock = clock
         self._passes = passes
-        self._off_until = dict[str, float]()  # by the URL of a replica
+        self._off_until = dict[tuple[str, str], float]()  # by the URL of a replica and the model's label
         self._said = dict[str, float]()  # when it was logged that a replica keeps nothing
 
     def of(self, exchange: Exchange, replica: ReplicaState, now: float) -> Form | None:
@@ -80,7 +81,7 @@ class DeltaForm(Form):
         if request is not None and request.body is api.body:
             return
         outline, chosen = None, exchange.target.replicas[exchange.booking.chosen.replica]
-        if api.answers <= 1 and not self._is_own(exchange) and not self._is_off(chosen.url):
+        if api.answers <= 1 and not self._is_own(exchange) and not self._is_off(exchange, chosen):
             outline = await self._outlines.of(api.body, FORMS_BY_PATH[exchange.request.path], exchange.request.lease)
         DELTA.set(exchange.record, DeltaRequest(api.body, outline))
 
@@ -88,7 +89,7 @@ class DeltaForm(Form):
         request = DELTA.get(exchange.record)
         assert request is not None, "it is prepared"
         request.plan, request.call = None, call
-        if call.body is request.body and request.outline is not None and not self._is_off(replica.url):
+        if call.body is request.body and request.outline is not None and not self._is_off(exchange, replica):
             request.replica = replica.name
             request.scope = scope_of(exchange, replica.url)
             request.plan = plan_of(request.outline, partial(self._knows, request.scope))
@@ -119,7 +120,7 @@ class DeltaForm(Form):
                 self._read(exchange, request, outline, plan, words, answer)
                 self._counts(request, answer, "delta" if plan.cuts else "whole", plan.saved)
                 return None
-            self._leave_alone(replica)
+            self._leave_alone(exchange, replica)
             if not plan.cuts:
                 self._counts(request, answer, "off", 0)
                 return None
@@ -233,13 +234,15 @@ class DeltaForm(Form):
         if answer.status == 200:
             request.release()
 
-    def _is_off(self, url: str) -> bool:
-        until = self._off_until.get(url)
+    def _is_off(self, exchange: Exchange, replica: ReplicaState) -> bool:
+        """True if the replica keeps no logs of the model."""
+        until = self._off_until.get((replica.url, exchange.target.label))
         return until is not None and self._clock() < until
 
-    def _leave_alone(self, replica: ReplicaState) -> None:
-        """The replica does not know the header."""
-        if not self._is_off(replica.url):
-            about = {"replica": replica.name, "for_s": int(OFF_S)}
+    def _leave_alone(self, exchange: Exchange, replica: ReplicaState) -> None:
+        """The replica does not know the header, or the model is a workflow."""
+        model = exchange.target.label
+        if not self._is_off(exchange, replica):
+            about = {"replica": replica.name, "model": model, "for_s": int(OFF_S)}
             log.warning("a replica of a pool with delta answers without Prompt-Log: it gets whole conversations", extra=about)
-        self._off_until[replica.url] = self._clock() + OFF_S
+        self._off_until[replica.url, model] = self._clock() + OFF_S

@@ -13,6 +13,7 @@ import orjson
 from gateway.dialects import finished_answer as value
 from gateway.dialects.finished_answer import FinishedAnswer
 from gateway.dialects.json_edits import apply, read_object
+from gateway.dialects.usage import Usage
 from gateway.features.histories.records import StoredResponse
 from gateway.features.histories.replay import replayed
 from gateway.features.prompt_log.naming.forms import CHAT, MESSAGES
@@ -27,9 +28,8 @@ _STOP_REASONS: Final = {
 }
 
 
-def facts_of(answer: FinishedAnswer) -> bytes:
+def facts_of(answer: FinishedAnswer, usage: Usage | None) -> bytes:
     """The facts of an answer of chat or Messages that are not in its turn, to be stored beside it (JSON)."""
-    usage = answer.usage
     counts = [usage.prompt, usage.completion, usage.cached] if usage is not None else None
     facts = {"id": answer.id, "model": answer.model, "reason": answer.finish_reason, "stop": answer.stop, "usage": counts}
     return orjson.dumps(facts)

@@ -104,6 +104,16 @@ async def test_a_repeated_answer_is_the_same_one(path: str, stream: bool, tmp_pa
         assert len(replica.requests) == 1
 
 
+async def test_a_stream_without_usage_has_it_when_it_is_repeated_plain(tmp_path: Path) -> None:
+    """The client of the stream has not asked for the usage, but the gateway has."""
+    async with FakeReplica([both(CHAT)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, _, raw = await asked(run, CHAT, ONCE, [USER], stream=True)
+        assert b"completion_tokens" not in raw
+        _, _, again = await asked(run, CHAT, ONCE, [USER])
+        assert json.loads(again)["usage"] == {"prompt_tokens": 100, "completion_tokens": 4, "total_tokens": 104}
+        assert len(replica.requests) == 1
+
+
 @pytest.mark.parametrize("path", FORMS)
 async def test_the_same_token_joins_a_running_generation(path: str, tmp_path: Path) -> None:
     hold = asyncio.Event()

@@ -18,6 +18,7 @@ from gateway.request.exchange import Exchange
 from gateway.request.extensions import Preparer
 from tests.gateway.conftest import running
 from tests.gateway.features.prompt_log.delta.two_gateways import (
+    TwoGateways,
     called,
     delta_config,
     engine_turns,
@@ -184,6 +185,25 @@ async def test_a_frame_and_a_base_are_known_to_their_api_only(tmp_path: Path) ->
         assert (await two.ask(CHAT, led(CHAT, LONG), tools=TOOLS[CHAT]))[0] == 200
         assert (await two.ask(RESPONSES, [LONG, SAID, NOW], **frame))[0] == 200
         assert await two.counts() == {"whole": 2}
+
+
+async def test_a_workflow_as_a_model_ends_no_deltas_of_other_models(tmp_path: Path) -> None:
+    """The far gateway keeps no logs of a model that it serves itself, so its answer has no header."""
+    step = {"chat": {"from": "${inputs.messages}"}, "yield": "answer"}
+    inputs = {"messages": {"type": "messages", "required": True}}
+    flow = {"workflow": 1, "name": "echo", "inputs": inputs, "defaults": {"model": "m"}, "steps": {"answer": step}}
+    (tmp_path / "echo.yaml").write_text(json.dumps(flow))
+    config = {**kept_in(tmp_path), "workflows": {"directory": str(tmp_path)}}
+    async with (
+        FakeReplica([answers()]) as replica,
+        running(replica, **config) as far,
+        running(**delta_config(far.url), workflows={"enabled": False}) as near,
+    ):
+        two = TwoGateways(near, far, replica)
+        for turns in ([LONG], [LONG, SAID, NOW]):
+            assert (await two.ask(CHAT, turns))[0] == 200
+            assert (await two.ask(CHAT, turns, model="workflow:echo"))[0] == 200
+        assert await two.counts() == {"whole": 1, "delta": 1, "off": 2}
 
 
 @pytest.mark.parametrize(("path", "stream"), ALL)
