@@ -33,7 +33,8 @@ from gateway.errors import ReplicaFailure
 
 MAX_CALLS: Final = 1024  # of tools, in an answer
 
-_REASONING: Final = ("reasoning", "reasoning_content")  # some engines write both; the first one counts, as in a log
+_REASONING_CONTENT: Final = "reasoning_content"
+_REASONING: Final = ("reasoning", _REASONING_CONTENT)  # some engines write both; the first one counts, as in a log
 _TOKEN: Final = 36  # bytes of a token's id
 
 
@@ -79,7 +80,7 @@ class ChatPieceReader:
                 piece.reasoning, piece.reasoning_name = found, name
                 break
         if thought := "".join(thoughts):
-            piece.reasoning, piece.reasoning_name = thought, _REASONING[1]
+            piece.reasoning, piece.reasoning_name = thought, _REASONING_CONTENT
         calls = message.get("tool_calls")
         if isinstance(calls, list):
             piece.calls = self._calls(calls, whole=whole)

@@ -102,7 +102,10 @@ class ClientTap(FrameTap):
 
     def _refuse_unreadable(self) -> None:
         if self._require is not None:
-            text = f"The key is for some models only, and a message of more than {MAX_EVENT} bytes may name another one."
+            text = (
+                "The key is for some models only, and this message, which is compressed or has more than"
+                f" {MAX_EVENT} bytes, may name another one."
+            )
             raise GatewayError(403, "model_not_allowed", text, param="model")
 
     def __repr__(self) -> str:

@@ -262,5 +262,5 @@ def stub_of(api: ApiRequest) -> ApiRequest:
 
 
 def stopped() -> GatewayError:
-    text = "The generation of this token was stopped. The same request again begins a new one."
+    text = "The generation of this token was stopped. Send the request again; the token is free."
     return log_error(409, "once_stopped", text, "once")
