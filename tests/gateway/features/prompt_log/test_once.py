@@ -104,6 +104,20 @@ async def test_a_repeated_answer_is_the_same_one(path: str, stream: bool, tmp_pa
         assert len(replica.requests) == 1
 
 
+async def test_a_repeated_answer_is_not_that_of_an_equal_turn(tmp_path: Path) -> None:
+    """A turn with the same bytes, kept before without a token, has no facts about an answer."""
+    async with FakeReplica([both(CHAT)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, kept, _ = await asked(run, CHAT, "keep", [USER])
+        _, told, raw = await asked(run, CHAT, ONCE, [USER])
+        await settled(run)
+        _, again, repeated = await asked(run, CHAT, ONCE, [USER])
+        one, other = json.loads(raw), json.loads(repeated)
+        assert (told["head"], again["head"], again["repeated"]) == (kept["head"], kept["head"], True)
+        assert (other["id"], other["model"]) == (one["id"], one["model"])
+        assert other["usage"]["completion_tokens"] == one["usage"]["completion_tokens"]
+        assert len(replica.requests) == 2
+
+
 @pytest.mark.parametrize("path", FORMS)
 async def test_the_same_token_joins_a_running_generation(path: str, tmp_path: Path) -> None:
     hold = asyncio.Event()
