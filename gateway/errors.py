@@ -21,7 +21,8 @@ NAMED: Final = 20  # models, replicas or pools in a text that lists them, of pos
 INSUFFICIENT_QUOTA: Final = "insufficient_quota"  # a spent budget: 429, but repeating the request is useless
 REPLICA_FAILED: Final = "replica_failed"  # no replica could answer, or complete its answer
 TIMEOUT: Final = "timeout"  # of a replica that is up: 504, but a repetition would take as long
-_PASSING: Final = frozenset([408, 409, 425, 429])  # errors of the client that a repetition may cure
+_PASSING: Final = frozenset([408, 425, 429])  # errors of the client that a repetition may cure
+_CONFLICT: Final = 409  # likewise, if it says when
 
 CLIENT_LEFT: Final = 499  # nginx's status of a request whose client disconnected before its answer; never sent
 
@@ -81,6 +82,8 @@ class GatewayError(Exception):
         """True if the same request would get the same answer again."""
         if self.code == TIMEOUT:
             return True
+        if self.status == _CONFLICT:
+            return self.retry_after_s is None
         return self.status < 500 and (self.status not in _PASSING or self.code == INSUFFICIENT_QUOTA)
 
     @property

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from gateway.features.histories.turns import TurnStore
 
 OPERATION: Final = "prompt_log.appended"
-MAX_HISTORY: Final = 1 << 30  # bytes of a base; only the lengths of its digests are looked at
 _EMPTY_BODY: Final = b"{}"
 
 
@@ -80,7 +79,8 @@ class LogAppender:
         if not own.digests:
             raise invalid("There are no turns to append.", "body")
         turn = turns[own.base] if turns else FoundTurn("", asked.form, at_input=False, open=b"[]")
-        base = await base_of(store, owner_id, turn, MAX_HISTORY) if turns else Base([], b"")
+        base = await base_of(store, owner_id, turn, self._max_bytes) if turns else Base([], b"")
+        charge(lease, sum(map(len, base.before)))
         length = log_length(base.digests, own.digests)
         if asked.expect and (expect := _chain(asked.expect)) != own.chain:
             received = Base([*base.before, own.stored], base.digests + own.digests)

@@ -96,11 +96,11 @@ class KeptTurn(LogTurn):
 
     def row(self, owner: str, now: float, answer: AnswerTurn, status: str) -> StoredResponse:
         """The row of a turn of chat or Messages. Raises NoNameError. Its id is a digest of its place and its bytes, so the same
-        turn again is the same row.
+        turn again is the same row. Facts count, too: a token has the answer of its own generation.
         """
         names = self.names(answer)
         place = f"{self.form} {self.frame} {self.parent} {self._after_input} {len(self.stored)}\n".encode()
-        digest = sha256(b"".join([place, self.stored, answer.output])).hexdigest()
+        digest = sha256(b"".join([place, self.stored, answer.output, self.facts])).hexdigest()
         return StoredResponse(
             owner=owner,
             id=f"{TURN}{digest[:_ID_CHARS]}",

@@ -163,3 +163,15 @@ async def test_turns_are_appended_without_an_answer(path: str, tmp_path: Path) -
             code, error = await called(run, "POST", "", body={**more, **wrong})
             assert (code, error["code"]) == (400, "prompt_log_invalid"), wrong
         assert len(replica.requests) == 1
+
+
+async def test_nothing_is_appended_to_a_log_that_is_too_long(tmp_path: Path) -> None:
+    """Its bytes are not read: a log may have all that an owner keeps."""
+    text = {"role": "user", "content": "x" * 500_000}
+    async with FakeReplica([]) as replica, running(replica, limits={"body_mb": 1}, **kept_in(tmp_path)) as run:
+        found, base = list[int](), dict[str, str]()
+        for turn in (text, text, USER):
+            code, told = await called(run, "POST", "", body={"form": "chat", "body": {"messages": [turn]}, **base})
+            found.append(code)
+            base = {"base": told.get("head", "")}
+        assert (found, told["code"]) == ([200, 200, 413], "history_too_large")

@@ -114,6 +114,20 @@ async def test_a_stream_without_usage_has_it_when_it_is_repeated_plain(tmp_path:
         assert len(replica.requests) == 1
 
 
+async def test_a_repeated_answer_is_not_that_of_an_equal_turn(tmp_path: Path) -> None:
+    """A turn with the same bytes, kept before without a token, has no facts about an answer."""
+    async with FakeReplica([both(CHAT)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, kept, _ = await asked(run, CHAT, "keep", [USER])
+        _, told, raw = await asked(run, CHAT, ONCE, [USER])
+        await settled(run)
+        _, again, repeated = await asked(run, CHAT, ONCE, [USER])
+        one, other = json.loads(raw), json.loads(repeated)
+        assert (told["head"], again["head"], again["repeated"]) == (kept["head"], kept["head"], True)
+        assert (other["id"], other["model"]) == (one["id"], one["model"])
+        assert other["usage"]["completion_tokens"] == one["usage"]["completion_tokens"]
+        assert len(replica.requests) == 2
+
+
 @pytest.mark.parametrize("path", FORMS)
 async def test_the_same_token_joins_a_running_generation(path: str, tmp_path: Path) -> None:
     hold = asyncio.Event()
@@ -225,8 +239,9 @@ async def test_a_generation_is_stopped_by_its_owner_only(stream: bool, tmp_path:
         assert (await called(run, "DELETE", f"once/{TOKEN}", key="another"))[0] == 404
         assert (await called(run, "GET", f"once/{TOKEN}"))[0] == 405
         assert await called(run, "DELETE", f"once/{TOKEN}") == (200, {"stopped": True})
-        code, raw = await client
-        assert (code in (200, 409), b"once_stopped" in raw or b"was stopped" in raw) == (True, True)
+        code, raw, repeats = await client
+        assert (code, b"once_stopped" in raw or b"was stopped" in raw) == (200 if stream else 409, True)
+        assert repeats == (None if stream else "false"), "an SDK that repeats the request would begin it anew"
         await eventually(lambda: replica.gone == 1)
         assert (await called(run, "DELETE", f"once/{TOKEN}"))[0] == 404
         await settled(run)
@@ -235,10 +250,11 @@ async def test_a_generation_is_stopped_by_its_owner_only(stream: bool, tmp_path:
         hold.set()
 
 
-async def asked_raw(run: Running, header: str, **more: Any) -> tuple[int, bytes]:
+async def asked_raw(run: Running, header: str, **more: Any) -> tuple[int, bytes, str | None]:
+    """(status, body, x-should-retry)."""
     headers = {"Authorization": "Bearer k", "Prompt-Log": header}
     async with run.session.post(run.url + CHAT, json=body_of(CHAT, [USER], **more), headers=headers) as answer:
-        return answer.status, await answer.read()
+        return answer.status, await answer.read(), answer.headers.get("x-should-retry")
 
 
 @pytest.mark.parametrize("path", FORMS)
@@ -266,7 +282,7 @@ async def test_a_stream_that_breaks_off_is_generated_anew(tmp_path: Path) -> Non
     """It has an end, an error event, and that is not the answer."""
     engines = in_turn(streams("hel", die=True), both(CHAT))
     async with FakeReplica([engines]) as replica, running(replica, **kept_in(tmp_path)) as run:
-        _, raw = await asked_raw(run, ONCE, stream=True)
+        _, raw, _ = await asked_raw(run, ONCE, stream=True)
         assert b"prompt_log" not in raw
         await settled(run)
         code, told, raw = await asked(run, CHAT, ONCE, [USER], stream=True)
