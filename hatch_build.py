@@ -109,6 +109,7 @@ HOT = (
     "gateway/features/prompt_log/delta/delta_answers.py",
     "gateway/features/prompt_log/delta/delta_form.py",
     "gateway/features/prompt_log/once/request.py",
+    "gateway/features/prompt_log/quick_looks.py",
     "gateway/dialects/responses/prompt.py",
     "gateway/dialects/responses/response_answer.py",
     "gateway/dialects/responses/responses.py",

@@ -35,8 +35,9 @@ _USUAL: Final = (b'data: {"id"', b'data: {"object"', b'data: {"choices"')  # beg
 _END: Final = b"data: [DONE]\n\n"
 _CODE: Final = b'"%b"' % CODE.encode()
 _CHOICES: Final = b'"choices"'  # within a text the quotes are escaped
-_NONE: Final = b'"choices":[]'
-_NONE_SPACED: Final = b'"choices": []'
+_LIST_AT: Final = len(_CHOICES) + 1  # behind the colon
+_BRACKET: Final = 0x5B
+_END_BRACKET: Final = 0x5D
 _TEXTS: Final = texts_in("content", "reasoning_content", "reasoning", "thinking", "text", "arguments", "refusal", "transcript")
 _CONTENT: Final = b'"content":"'  # likewise
 _QUOTE: Final = 0x22
@@ -147,7 +148,7 @@ class ChunkReader(EventReader):
 
     def _keep(self, chunk: bytes) -> None:
         """Keeps the last chunk that has choices: some engines write events without any after the finish reason."""
-        if (chunk.find(_NONE) < 0 and chunk.find(_NONE_SPACED) < 0) or any(map(_choices_of, events_of(chunk))):
+        if not _is_empty(chunk) or any(map(_choices_of, events_of(chunk))):
             self._last = chunk
 
     def _count(self, event: bytes) -> None:
@@ -178,6 +179,16 @@ class SeveralReader(ChunkReader):
         for choice in _choices_of(event) or ():
             if choice.get("finish_reason") and isinstance(number := choice.get("index"), int):
                 self._ended.add(number)
+
+
+def _is_empty(event: bytes) -> bool:
+    """True if the first `_CHOICES` of these events may be an empty list. O(length up to there)."""
+    at = event.find(_CHOICES) + _LIST_AT
+    if at + 2 >= len(event):
+        return True
+    if event[at] != _BRACKET:
+        at += 1  # a space
+    return event[at] == _BRACKET and event[at + 1] == _END_BRACKET
 
 
 def first_event(begin: bytes) -> FirstEvent | None:

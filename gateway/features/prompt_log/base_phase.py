@@ -35,7 +35,7 @@ from gateway.features.prompt_log.bases import (
     sealed_issuer,
 )
 from gateway.features.prompt_log.divergence import Divergence, diverged
-from gateway.features.prompt_log.header import HEADER, Wishes, invalid, logs_off, wishes_of
+from gateway.features.prompt_log.header import Wishes, invalid, logs_off, wishes_of
 from gateway.features.prompt_log.kept_turn import KeptTurn
 from gateway.features.prompt_log.log_jobs import LogJobs
 from gateway.features.prompt_log.log_request import FORMS_BY_PATH, LOG_REQUEST, LogRequest
@@ -45,18 +45,17 @@ from gateway.features.prompt_log.naming.entries import MAX_ENTRIES
 from gateway.features.prompt_log.naming.forms import RESPONSES
 from gateway.features.prompt_log.once.request import OnceRequest
 from gateway.features.prompt_log.own_turns import OwnTurns
+from gateway.features.prompt_log.quick_looks import header_of
 from gateway.features.prompt_log.turns.joining import frame_edits, joined
 from gateway.features.prompt_log.turns.own_turn import OwnTurn
 from gateway.parser.parsing import Parsing, edited
-from gateway.request.client import ClientReply, InternalRequest
+from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange, PoolBinding
 from gateway.request.owner import owner
-from gateway.server.http.request_head import HeaderFields
 
 if TYPE_CHECKING:
     from gateway.features.histories.turns import TurnStore
 
-_NAME: Final = HEADER.lower().encode()
 _EMPTY_FRAME: Final = frame_name({})
 
 
@@ -73,32 +72,14 @@ class BasePhase:
         self._store = store
         self._metrics = metrics
 
-    def concerns(self, exchange: Exchange) -> bool:
-        """True if the request has the header, on a path where it counts. Runs in the background and messages of a WebSocket
-        have the headers of another request.
-        """
-        request = exchange.request
-        headers = request.headers
-        # Nearly all requests end here: `get` would take three times as long, because it caches its result.
-        if _NAME not in headers.raw if isinstance(headers, HeaderFields) else headers.get(HEADER) is None:
-            return False
-        own = not isinstance(request, InternalRequest) or isinstance(request, OnceRequest)
-        return own and request.path in FORMS_BY_PATH and request.opened_by is None
-
-    def has_token(self, exchange: Exchange) -> bool:
-        """True if the request may have a token of `once`, and is no generation itself."""
-        if not self.concerns(exchange) or isinstance(exchange.request, OnceRequest):
-            return False
-        return "once" in _header_of(exchange)
-
     def wishes(self, exchange: Exchange) -> Wishes | None:
         """Raises GatewayError 400."""
-        return wishes_of(_header_of(exchange))
+        return wishes_of(header_of(exchange))
 
     async def prepare(self, exchange: Exchange) -> None:
         """Puts the base before the body. Raises GatewayError 400, 404, 409, 410, 413, 500 or 503."""
         try:
-            wishes = wishes_of(_header_of(exchange))
+            wishes = wishes_of(header_of(exchange))
             if wishes is not None:
                 await self._prepare(exchange, wishes)
         except GatewayError as error:
@@ -106,15 +87,10 @@ class BasePhase:
                 self._metrics.refused.add((error.code,))
             raise
 
-    def in_background(self, exchange: Exchange) -> bool:
-        """True if the request starts a run in the background, and has the header."""
-        runs = exchange.dialect.in_background and bool(exchange.api.stores)
-        return runs and self.concerns(exchange)
-
     async def refuse(self, exchange: Exchange) -> ClientReply | None:
         """Raises GatewayError 400 if a run in the background is to be named."""
         try:
-            if wishes_of(_header_of(exchange)) is not None:
+            if wishes_of(header_of(exchange)) is not None:
                 raise invalid("A run in the background has no names: leave the header out, or 'background'.", "background")
         except GatewayError as error:
             self._metrics.refused.add((error.code,))
@@ -246,12 +222,6 @@ def log_length(base: bytes, own: bytes) -> int:
     if length > MAX_ENTRIES:
         raise invalid(f"This conversation has no name: there are more than {MAX_ENTRIES:,} entries.", "base")
     return length
-
-
-def _header_of(exchange: Exchange) -> str:
-    """All lines of the header as one."""
-    headers = exchange.request.headers
-    return headers.joined(HEADER) if isinstance(headers, HeaderFields) else headers.get(HEADER) or ""
 
 
 def _charge(exchange: Exchange, size: int) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from gateway.core import Core
 from gateway.features.histories.lazy import LazyStore
-from gateway.features.prompt_log import appending, log_models, naming_phase, own_turns
+from gateway.features.prompt_log import appending, log_models, naming_phase, own_turns, quick_looks
 from gateway.features.prompt_log.appending import LogAppender
 from gateway.features.prompt_log.base_phase import BasePhase
 from gateway.features.prompt_log.delta import outlines
@@ -21,6 +21,8 @@ from gateway.features.prompt_log.once import answering
 from gateway.features.prompt_log.once.answering import OnceAnswers
 from gateway.features.prompt_log.once.runs import OnceRuns
 from gateway.features.prompt_log.section import PROMPT_LOG
+from gateway.request.client import ClientReply
+from gateway.request.exchange import Exchange
 from gateway.request.extensions import Answerer, Preparer
 
 TABLES: Final = ("gateway.features.prompt_log.once.tables",)  # imported in a thread, with the libraries of databases
@@ -64,10 +66,15 @@ def _install_header(core: Core) -> None:
         core.put(runs)
     once = OnceAnswers(core, base, store, runs)
     core.put(once)
-    core.extensions.answerers.append(Answerer(once.claims, once.answer))
-    core.extensions.answerers.append(Answerer(once.stops, once.stop))
     logs = LogApi(core, store, LogAppender(core.live, core.parsing, metrics, core.wall_clock))
-    core.extensions.answerers.append(Answerer(logs.claims, logs.answer))
-    core.extensions.answerers.insert(0, Answerer(base.in_background, base.refuse))  # before runs are started
-    core.extensions.preparers.insert(0, Preparer(base.concerns, base.prepare))  # before histories are joined
-    core.extensions.preparers.append(Preparer(naming.concerns, naming.prepare))
+
+    async def at_endpoint(exchange: Exchange) -> ClientReply | None:
+        if once.stops(exchange):
+            return await once.stop(exchange)
+        return await logs.answer(exchange) if logs.claims(exchange) else None
+
+    core.extensions.answerers.append(Answerer(quick_looks.may_have_token, once.answer))
+    core.extensions.answerers.append(Answerer(quick_looks.is_endpoint, at_endpoint))
+    core.extensions.answerers.insert(0, Answerer(quick_looks.in_background, base.refuse))  # before runs are started
+    core.extensions.preparers.insert(0, Preparer(quick_looks.has_header, base.prepare))  # before histories are joined
+    core.extensions.preparers.append(Preparer(quick_looks.is_named, naming.prepare))

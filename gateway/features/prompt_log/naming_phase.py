@@ -58,11 +58,6 @@ class NamingPhase:
         self._metrics = metrics
         self._wall_clock = wall_clock
 
-    def concerns(self, exchange: Exchange) -> bool:
-        """True if the request has wishes."""
-        slots = exchange.record.slots  # nearly all requests have none: one attribute is read
-        return slots is not None and LOG_REQUEST in slots
-
     async def prepare(self, exchange: Exchange) -> None:
         """Names the request. Raises GatewayError 400, 409, 413, 500 or 503."""
         request = LOG_REQUEST.get(exchange.record)

@@ -78,10 +78,6 @@ class OnceAnswers:
         self.wait_s = WAIT_S
         self._metrics = core.metrics.of(PromptLogMetrics)
 
-    def claims(self, exchange: Exchange) -> bool:
-        """True if the request may have a token."""
-        return self._base.has_token(exchange)
-
     async def answer(self, exchange: Exchange) -> ClientReply | None:
         """None: it has no token. Raises GatewayError."""
         try:
