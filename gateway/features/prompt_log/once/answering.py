@@ -111,7 +111,8 @@ class OnceAnswers:
         runs, key, digest, until = asked
         store = await runs.open()
         seen = await store.find(key)
-        if seen is not None and seen.digest != digest:
+        is_free = seen is None or seen.stopped
+        if seen is not None and not is_free and seen.digest != digest:
             raise self._mismatch()
         if seen is not None and seen.turn:
             return await self._repeat(exchange, store, key, seen)
@@ -119,12 +120,15 @@ class OnceAnswers:
             return None
         if seen is not None and store.is_alive(seen) and not runs.is_mine(seen.runner):
             await self._wait_elsewhere(exchange, key, until)
+            ended = await store.find(key)
+            if ended is not None and ended.stopped:
+                raise stopped()
             return None
         run = runs.start(exchange, key, digest, seen)
         if not await self._is_claimed(run):
             exchange.api = run.api or exchange.api
             return None
-        self._metrics.once.add(("run" if seen is None else "taken_over",))
+        self._metrics.once.add(("run" if is_free else "taken_over",))
         return await self._followers.follow(exchange, run)
 
     async def _join(self, exchange: Exchange, asked: _TokenRequest, run: OnceRun) -> ClientReply | None:
@@ -171,9 +175,14 @@ class OnceAnswers:
             raise error from None
 
     async def _is_over(self, exchange: Exchange, runs: OnceRuns, run: OnceRun) -> bool:
-        """Waits for the end of a generation in the other form. True: its answer is an error, which has one form."""
+        """Waits for the end of a generation in the other form. True: its answer is an error, which has one form.
+
+        Raises GatewayError if it was stopped.
+        """
         self._enter(exchange)
         await run.ended.wait()
+        if run.stopped is not None:
+            raise run.stopped.again()
         runs.forget(run)  # an answer that is not kept cannot be told in another form
         return not run.kept and run.status != 200
 

@@ -2,10 +2,12 @@
 
     none ── claim ──► runs: runner, alive_until ── its turn is stored, in the same transaction ──► ended: turn
      ▲                  │         └── silent for ALIVE_S ── claim, by compare-and-set ──► runs, for another runner
-     └── withdraw, stop ┘
+     ├── withdraw ──────┤
+     └── STOPPED_S ── stopped ◄── stop
 
-A runner is one generation of one process. All that it writes is conditional on the token still being its own. The owner is a
-part of every statement, so a token of another owner is read like none. All methods raise StoreFailed.
+A stopped token is free; its row is for waiting requests, which must not begin anew. A runner is one generation of one process.
+All that it writes is conditional on the token still being its own. The owner is a part of every statement, so a token of
+another owner is read like none. All methods raise StoreFailed.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from gateway.features.prompt_log.once.tables import once
 
 ALIVE_S: Final = 60.0  # lifetime after a renewal; allows for a slow database and clock differences
 TOKEN_S: Final = 86_400.0  # a token is kept for a day
+STOPPED_S: Final = 60.0  # a stopped token is remembered; longer than a wait for another process
 MAX_TOKENS: Final = 10_000  # of an owner
+_STOPPED: Final = "stopped"  # in place of a runner
 _ROWS_PER_STEP: Final = 500
 
 TokenKey = tuple[str, str]
@@ -45,6 +49,11 @@ class StoredToken:
     alive_until: float
     turn: str
     expires_at: float
+
+    @property
+    def stopped(self) -> bool:
+        """True if its generation was stopped: the token is free."""
+        return self.runner == _STOPPED
 
 
 class OnceStore:
@@ -98,12 +107,14 @@ class OnceStore:
         await self._database.write(work)
 
     async def stop(self, key: TokenKey) -> bool:
-        """Forgets a token that runs; its runner stops. False: there is none, or it has ended."""
+        """Frees a token that runs; its runner stops. False: there is none, or it has ended."""
         now = self._clock()
+        values = {"runner": _STOPPED, "alive_until": now, "expires_at": now + STOPPED_S}
 
         def work(connection: Connection) -> bool:
             running = and_(_is(key), once.c.turn == "", or_(once.c.expires_at > now, once.c.alive_until > now))
-            return bool(connection.execute(delete(once).where(running)).rowcount)
+            changed = connection.execute(update(once).where(running, once.c.runner != _STOPPED).values(**values))
+            return bool(changed.rowcount)
 
         return await self._database.write(work)
 

@@ -9,7 +9,7 @@ import sqlite3
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import pytest
@@ -247,6 +247,42 @@ async def test_a_generation_is_stopped_by_its_owner_only(stream: bool, tmp_path:
         await settled(run)
         code, told, _ = await asked(run, CHAT, ONCE, [USER], stream=stream)
         assert (code, told["kept"], len(replica.requests)) == (200, True, 2)
+        hold.set()
+
+
+class WatchedEvent(asyncio.Event):
+    """waited: somebody has waited for it."""
+
+    waited = False
+
+    async def wait(self) -> Literal[True]:
+        self.waited = True
+        return await super().wait()
+
+
+@pytest.mark.parametrize("here", [True, False])
+async def test_a_stop_is_told_to_those_who_wait(here: bool, tmp_path: Path) -> None:
+    """In the other form, or at another gateway: they do not begin the generation anew."""
+    hold, end, state = asyncio.Event(), WatchedEvent(), kept_in(tmp_path)
+    async with (
+        FakeReplica([in_turn(streams("hel", "lo", hold=hold), both(CHAT))]) as replica,
+        running(replica, **state) as one,
+        running(replica, **state) as other,
+    ):
+        first = asyncio.create_task(asked_raw(one, ONCE, stream=True))
+        await eventually(lambda: replica.requests)
+        run, waiting = one.gateway[OnceRuns].find((OWNER, TOKEN)), one if here else other
+        assert run is not None
+        run.ended = end
+        second = asyncio.create_task(asked_raw(waiting, ONCE))
+        await eventually(lambda: end.waited if here else len(other.gateway[OnceRuns].watched))
+        assert await called(one, "DELETE", f"once/{TOKEN}") == (200, {"stopped": True})
+        code, raw, _ = await second
+        assert (code, b"once_stopped" in raw, len(replica.requests)) == (409, True, 1)
+        await first
+        code, told, _ = await asked(other, CHAT, ONCE, [NOW])
+        assert (code, told["kept"], len(replica.requests)) == (200, True, 2), "the token is free, for any request"
+        assert results(await other.metrics()) == {"run": 1}
         hold.set()
 
 

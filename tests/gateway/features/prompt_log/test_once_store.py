@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from gateway.database.database import Database
 from gateway.features.histories.tables import TABLES
-from gateway.features.prompt_log.once.store import ALIVE_S, TOKEN_S, OnceStore
+from gateway.features.prompt_log.once.store import ALIVE_S, STOPPED_S, TOKEN_S, OnceStore
 from tests.gateway.features.histories.conftest import Clock
 
 KEY = ("o", "token-1")
@@ -79,12 +79,22 @@ async def test_what_a_runner_writes_counts_while_it_has_the_token(url: str) -> N
         assert await store.purge() == 0
 
 
-async def test_a_generation_that_is_stopped_has_no_row(url: str) -> None:
+async def test_the_token_of_a_stopped_generation_is_free(url: str) -> None:
     clock = Clock()
     async with store_at(url, clock) as (store, _):
         await store.claim(KEY, "d", "first", None)
         assert await store.stop(KEY)
-        assert (await store.mine(["first"]), await store.find(KEY), await store.stop(KEY)) == (set(), None, False)
-        await store.claim(KEY, "d", "second", None)
+        assert (await store.mine(["first"]), await store.running_among([KEY]), await store.stop(KEY)) == (set(), set(), False)
+        seen = await store.find(KEY)
+        assert seen is not None
+        assert (seen.stopped, store.is_alive(seen)) == (True, False)
+        await store.withdraw(KEY, "first")
+        assert await store.find(KEY) == seen, "those who wait for it read it"
+        assert await store.claim(KEY, "e", "second", seen)
+        assert await store.stop(KEY)
+        clock.now += STOPPED_S
+        assert (await store.find(KEY), await store.stop(KEY)) == (None, False)
+        assert await store.purge() == 1
+        await store.claim(KEY, "d", "third", None)
         clock.now += TOKEN_S + ALIVE_S
         assert await store.purge() == 1
