@@ -62,8 +62,10 @@ class OnceRun:
 
     @property
     def held(self) -> bool:
-        """True if its whole answer is in the log. A stream that broke off has an end, and no turn."""
-        whole = self.complete and self.turn is not None and self.turn.result != ""
+        """True if its whole answer is in the log. A stream that broke off has an end, and no turn; a large plain answer has no
+        turn, either.
+        """
+        whole = self.complete and self.turn is not None and (self.turn.result != "" or not self.streams)
         return whole and self.status == 200 and self.log.first == 0 and self.log.size > 0
 
     def join(self, turn: KeptTurn) -> None:

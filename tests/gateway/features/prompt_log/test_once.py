@@ -18,6 +18,7 @@ from gateway.dialects.events.sse import events_of, object_of
 from gateway.features.prompt_log.once.answering import OnceAnswers
 from gateway.features.prompt_log.once.runs import OnceRuns
 from gateway.features.prompt_log.once.store import MAX_TOKENS
+from gateway.request.attempts import MAX_HELD_ANSWER
 from gateway.request.owner import owner_of
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.features.keys.conftest import bearer, keyed, made
@@ -338,6 +339,17 @@ async def test_an_answer_that_cannot_be_kept_is_held_in_memory(stream: bool, tmp
         code, told, again = await asked(run, CHAT, ONCE, [USER], stream=stream)
         assert (code, told["kept"], again, len(replica.requests)) == (200, False, raw, 2)
         assert results(await run.metrics()) == {"run": 1, "joined": 1}
+
+
+async def test_a_large_plain_answer_is_held_in_memory(tmp_path: Path) -> None:
+    """It passes as it comes, so it is not kept."""
+    text = "x" * (MAX_HELD_ANSWER + 1)
+    async with FakeReplica([answers(text)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        code, told, raw = await asked(run, CHAT, ONCE, [USER])
+        assert (code, told["kept"], text_of(CHAT, raw, stream=False) == text) == (200, False, True)
+        await settled(run)
+        assert (await asked(run, CHAT, ONCE, [USER]))[::2] == (200, raw)
+        assert len(replica.requests) == 1
 
 
 async def test_nothing_is_generated_without_the_store(tmp_path: Path) -> None:
