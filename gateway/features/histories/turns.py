@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
-from sqlalchemy import Connection, and_, bindparam, delete, literal, select, union, union_all, update
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, literal, select, union, union_all, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.database.driver import SQLITE
@@ -34,6 +34,7 @@ from gateway.features.histories.tables import ROW, frames, responses, unexpired
 
 KEEP_S: Final = 1.0  # an answer is not late by more; then its turn is not stored
 MAX_FOUND: Final = 100  # turns with one head, the newest first
+DELETED_AT_ONCE: Final = 1000  # turns, in a transaction of some 50 ms
 
 
 class TurnStore(RefStore):
@@ -144,25 +145,38 @@ class TurnStore(RefStore):
     async def delete_turns(self, owner: str, name: str, *, tree: bool, by_id: bool = False) -> int:
         """Deletes the turns with this head, and frames that no other turn names. tree: and all turns that are connected with
         them. by_id: the name is the id of a turn. Returns the number of turns. Runs in the background stay.
+
+        A transaction deletes DELETED_AT_ONCE turns, so that the turns of others can be stored in between.
         """
-        now = self._clock()
+        column = responses.c.id if by_id else responses.c.head
+        named = and_(responses.c.owner == owner, column != "", column == name)
+        deleted = 0
+        if tree:  # before the named turns, which name their trees
+            roots = select(responses.c.root).where(named)
+            deleted = await self._delete(owner, and_(responses.c.owner == owner, responses.c.root.in_(roots), column != name))
+        return deleted + await self._delete(owner, named)
+
+    async def _delete(self, owner: str, which: ColumnElement[bool]) -> int:
+        """Deletes turns in steps. Returns their number."""
+        wanted = and_(which, unexpired(self._clock()), responses.c.status.not_in(RUNNING))
 
         def work(connection: Connection) -> int:
-            column = responses.c.id if by_id else responses.c.head
-            named = and_(responses.c.owner == owner, column != "", column == name)
-            roots = select(responses.c.root).where(named)
-            wanted = and_(responses.c.owner == owner, responses.c.root.in_(roots)) if tree else named
-            wanted = and_(wanted, unexpired(now), responses.c.status.not_in(RUNNING))
-            rows = connection.execute(select(responses.c.id, responses.c.frame).where(wanted)).all()
-            release(connection, responses, wanted)
-            count = connection.execute(delete(responses).where(wanted)).rowcount
+            query = select(responses.c.id, responses.c.frame).where(wanted).limit(DELETED_AT_ONCE)
+            rows = connection.execute(query).all()
+            these = and_(responses.c.owner == owner, responses.c.id.in_([row.id for row in rows]), wanted)
+            release(connection, responses, these)
+            count = connection.execute(delete(responses).where(these)).rowcount
             for row in rows:
                 names.remove(connection, owner, row.id)
             for frame in sorted({row.frame for row in rows if row.frame}):
                 self._delete_unused_frame(connection, owner, frame)
             return count
 
-        return await self._database.write(work)
+        deleted = step = await self._database.write(work)
+        while step == DELETED_AT_ONCE:
+            step = await self._database.write(work)
+            deleted += step
+        return deleted
 
     async def frame(self, owner: str, name: str, form: str) -> bytes:
         """The frame with this name, as members of a body (JSON). Raises UnknownObjectError."""

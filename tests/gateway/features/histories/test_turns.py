@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from sqlalchemy import text
 
+from gateway.features.histories import turns
 from gateway.features.histories.records import (
     ExpiredObjectError,
     FoundTurn,
@@ -153,4 +155,24 @@ async def test_what_goes_on_from_a_head_and_its_deletion(url: str) -> None:
         assert await store.delete_turns("p", "a", tree=True) == 0
         assert await store.delete_turns("o", "b", tree=False) == 1
         assert await store.delete_turns("o", "c", tree=True) == 2
+        await agrees(store)
+
+
+async def test_a_large_tree_is_deleted_in_steps(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "DELETED_AT_ONCE", 2)
+    steps = 0
+    async with opened(url) as store:
+        await store.put_turn(turn("turn_0", head="a"))
+        for number in range(1, 6):
+            await store.put_turn(turn(f"turn_{number}", f"turn_{number - 1}", head=f"b{number}"))
+        write = store._database.write
+
+        async def counted(work: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            return await write(work)
+
+        monkeypatch.setattr(store._database, "write", counted)
+        assert await store.delete_turns("o", "a", tree=True) == 6
+        assert steps == 4  # 2, 2, 1 and the named turn
         await agrees(store)
