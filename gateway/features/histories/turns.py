@@ -35,6 +35,7 @@ from gateway.features.histories.tables import ROW, frames, responses, unexpired
 KEEP_S: Final = 1.0  # an answer is not late by more; then its turn is not stored
 MAX_FOUND: Final = 100  # turns with one head, the newest first
 DELETED_AT_ONCE: Final = 1000  # turns, in a transaction of some 50 ms
+_DELETE_PAUSE_S: Final = 0.1  # between transactions, so that other processes can write, too
 
 
 class TurnStore(RefStore):
@@ -174,6 +175,7 @@ class TurnStore(RefStore):
 
         deleted = step = await self._database.write(work)
         while step == DELETED_AT_ONCE:
+            await asyncio.sleep(_DELETE_PAUSE_S)
             step = await self._database.write(work)
             deleted += step
         return deleted
