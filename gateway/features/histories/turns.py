@@ -39,7 +39,9 @@ _DELETE_PAUSE_S: Final = 0.1  # between transactions, so that other processes ca
 
 
 class TurnStore(RefStore):
-    """Stores turns, in addition to refs."""
+    """Stores turns, in addition to refs. deleted_at_once: turns in a transaction; a parameter for tests."""
+
+    deleted_at_once = DELETED_AT_ONCE
 
     async def put_turn(
         self,
@@ -147,7 +149,7 @@ class TurnStore(RefStore):
         """Deletes the turns with this head, and frames that no other turn names. tree: and all turns that are connected with
         them. by_id: the name is the id of a turn. Returns the number of turns. Runs in the background stay.
 
-        A transaction deletes DELETED_AT_ONCE turns, so that the turns of others can be stored in between.
+        A transaction deletes `deleted_at_once` turns, so that the turns of others can be stored in between.
         """
         column = responses.c.id if by_id else responses.c.head
         named = and_(responses.c.owner == owner, column != "", column == name)
@@ -162,7 +164,7 @@ class TurnStore(RefStore):
         wanted = and_(which, unexpired(self._clock()), responses.c.status.not_in(RUNNING))
 
         def work(connection: Connection) -> int:
-            query = select(responses.c.id, responses.c.frame).where(wanted).limit(DELETED_AT_ONCE)
+            query = select(responses.c.id, responses.c.frame).where(wanted).limit(self.deleted_at_once)
             rows = connection.execute(query).all()
             these = and_(responses.c.owner == owner, responses.c.id.in_([row.id for row in rows]), wanted)
             release(connection, responses, these)
@@ -174,7 +176,7 @@ class TurnStore(RefStore):
             return count
 
         deleted = step = await self._database.write(work)
-        while step == DELETED_AT_ONCE:
+        while step == self.deleted_at_once:
             await asyncio.sleep(_DELETE_PAUSE_S)
             step = await self._database.write(work)
             deleted += step

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from gateway.features.histories import turns
+from gateway.database.database import Database
 from gateway.features.histories.records import (
     ExpiredObjectError,
     FoundTurn,
@@ -17,6 +17,9 @@ from gateway.features.histories.records import (
     TurnNames,
     UnknownObjectError,
 )
+from gateway.features.histories.tables import TABLES
+from gateway.features.responses.background.response_runs import ResponseRuns
+from gateway.features.runs.stored_runs import RunStore
 from tests.gateway.features.histories.conftest import TTL_S, Clock, opened, response
 from tests.gateway.features.histories.test_sizes import agrees, bounded
 
@@ -158,21 +161,26 @@ async def test_what_goes_on_from_a_head_and_its_deletion(url: str) -> None:
         await agrees(store)
 
 
-async def test_a_large_tree_is_deleted_in_steps(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "DELETED_AT_ONCE", 2)
-    steps = 0
-    async with opened(url) as store:
-        await store.put_turn(turn("turn_0", head="a"))
-        for number in range(1, 6):
-            await store.put_turn(turn(f"turn_{number}", f"turn_{number - 1}", head=f"b{number}"))
-        write = store._database.write
+class CountingDatabase(Database):
+    """Counts its transactions that write."""
 
-        async def counted(work: Any) -> Any:
-            nonlocal steps
-            steps += 1
-            return await write(work)
+    writes = 0
 
-        monkeypatch.setattr(store._database, "write", counted)
-        assert await store.delete_turns("o", "a", tree=True) == 6
-        assert steps == 4  # 2, 2, 1 and the named turn
-        await agrees(store)
+    async def write(self, work: Any) -> Any:
+        self.writes += 1
+        return await super().write(work)
+
+
+async def test_a_large_tree_is_deleted_in_steps(url: str) -> None:
+    database = CountingDatabase(url, TABLES)
+    await database.open()
+    store = RunStore(database, TTL_S, Clock(), ResponseRuns())
+    store.deleted_at_once = 2
+    await store.put_turn(turn("turn_0", head="a"))
+    for number in range(1, 6):
+        await store.put_turn(turn(f"turn_{number}", f"turn_{number - 1}", head=f"b{number}"))
+    before = database.writes
+    assert await store.delete_turns("o", "a", tree=True) == 6
+    assert database.writes - before == 4  # 2, 2, 1 and the named turn
+    await agrees(store)
+    await store.close()
