@@ -83,8 +83,8 @@ class FairQueue(Generic[T]):
         return next(next(reversed(waiters)) for waiters in reversed(level.values()) if len(waiters) == most)
 
     def place(self, waiter: Waiter[T], most: int) -> int:
-        """The waiter's place in the order of service if nobody comes or leaves, from 1 on. 0: it is not here, or has `most` or
-        more before it. O(most).
+        """The waiter's present place in the order of service, from 1 on. 0: it does not wait here, or at least `most` waiters
+        are before it. O(most).
         """
         ahead = 0
         for priority in reversed(self._priorities):

@@ -342,7 +342,7 @@ class Attempts:
         return not verdicts.unpaid and self._finds_pool(exchange)
 
     def leaves_pool(self, exchange: Exchange) -> bool:
-        """True if another pool gets a stream that broke off before its first token, and that nobody here could begin again."""
+        """True if another pool gets a stream that broke off before its first token, after this pool has given up."""
         attempts = exchange.attempts
         if not exchange.may_begin_again or exchange.api.refers or not attempts.failed:
             return False

@@ -1,4 +1,4 @@
-"""Turns by their ids. Ordinary responses have no names until somebody asks for them; then they are computed and stored.
+"""Turns by their ids. The names of an ordinary response are computed at the first request for them, and stored.
 
 resp_3 ──► the history of stored responses ──► names of those without names ──► stored
 """

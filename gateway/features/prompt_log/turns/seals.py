@@ -1,4 +1,4 @@
-"""Sealed parts: bytes for the pool that made them. They are stored and sent verbatim, and shown to nobody. Pure."""
+"""Sealed parts: bytes for the pool that made them. They are stored and sent verbatim; endpoints show their digests. Pure."""
 
 from __future__ import annotations
 

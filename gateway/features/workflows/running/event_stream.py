@@ -42,7 +42,7 @@ def unread_logs() -> Logs:
 
 class EventSender:
     """Sends the events of a log to a client. sent: number of the last event that the client has. logs: the logs with the log,
-    if nobody else reads it.
+    from which sent events are removed; None: other clients read it, too.
     """
 
     def __init__(self, log: EventLog, reply: ClientReply, sent: int = FIRST, logs: Logs | None = None) -> None:
