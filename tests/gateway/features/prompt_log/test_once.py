@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import json
 import sqlite3
 import time
@@ -22,10 +23,19 @@ from gateway.request.attempts import MAX_HELD_ANSWER
 from gateway.request.owner import owner_of
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.features.keys.conftest import bearer, keyed, made
-from tests.gateway.features.prompt_log.test_kept_turns import ALL, NOW, asked, body_of, engine, kept_in
+from tests.gateway.features.prompt_log.test_kept_turns import (
+    ALL,
+    NOW,
+    asked,
+    body_of,
+    calling_answer,
+    engine,
+    kept_in,
+    tool_results,
+)
 from tests.gateway.features.prompt_log.test_logs_api import called
 from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, FORMS, MESSAGES, USER, in_turn
-from tests.support.fakes import FakeReplica, FakeRequest, answers, dies, hangs, status, streams
+from tests.support.fakes import FakeReplica, FakeRequest, answers, dies, hangs, http, status, streams, writes
 
 ONCE = 'once="c0ffee-0001"'
 TOKEN = "c0ffee-0001"
@@ -207,6 +217,29 @@ async def test_another_request_with_the_token_is_refused(path: str, tmp_path: Pa
         code, told, _ = await asked(run, path, ONCE, [USER], **same)
         assert (code, told["repeated"], len(replica.requests)) == (200, True, 1)
         assert results(await run.metrics()) == {"run": 1, "mismatch": 4, "repeated": 1}
+
+
+@pytest.mark.parametrize("path", FORMS)
+async def test_results_of_other_calls_of_the_base_are_another_request(path: str, tmp_path: Path) -> None:
+    """Swapped results of two calls are two conversations; the calls are in the base only."""
+    calling = writes(http(200, json.dumps(calling_answer(path, "c0", "c1")).encode()))
+    async with FakeReplica([in_turn(calling, both(path))]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, first, _ = await asked(run, path, "keep", [USER])
+        header, turns = f'{ONCE}, base="{first["head"]}"', tool_results(path, "c0", "c1")
+        assert (await asked(run, path, header, turns))[0] == 200
+        code, error, _ = await asked(run, path, header, swapped(path, turns))
+        assert (code, error["code"], len(replica.requests)) == (422, "once_mismatch", 2)
+        code, told, _ = await asked(run, path, header, turns)
+        assert (code, told["repeated"], len(replica.requests)) == (200, True, 2)
+
+
+def swapped(path: str, turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The two results, each with the id of the other one."""
+    name = {CHAT: "tool_call_id", MESSAGES: "tool_use_id"}.get(path, "call_id")
+    made = copy.deepcopy(turns)
+    results_ = made[0]["content"] if path == MESSAGES else made
+    results_[0][name], results_[1][name] = results_[1][name], results_[0][name]
+    return made
 
 
 @pytest.mark.parametrize("header", ["once", "once=?0", "once=?1", 'once="short"', "once=c0ffee-0001", f'once="{"x" * 65}"'])
