@@ -43,6 +43,7 @@ from gateway.features.prompt_log.own_turns import QUICK_BYTES, QUICK_SIGNS
 from gateway.features.runs.following import Gate
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
+from gateway.request.named_log import NAMED_LOG, REPEATED, NamedLog
 from gateway.request.owner import owner
 from gateway.request.phases.replies import JSON_LINE, STREAM_LINES
 
@@ -222,7 +223,8 @@ class OnceAnswers:
         try:
             last = FoundTurn(row.id, row.log.form, at_input=False, open=b"[]")
             base = await base_of(turns, key[0], last, int(self._core.live.max_body * HISTORY_SHARE))
-            told["length"] = len(base.digests) // DIGEST
+            told["length"] = length = len(base.digests) // DIGEST
+            NAMED_LOG.set(exchange.record, NamedLog(length, REPEATED))
         except GatewayError:
             pass  # a turn before it is gone, and the answer is not
         told |= {"expires": int(expires_at), "kept": True, "repeated": True}
