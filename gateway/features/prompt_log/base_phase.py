@@ -52,6 +52,7 @@ from gateway.parser.parsing import Parsing, edited
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange, PoolBinding
 from gateway.request.extensions import Phase
+from gateway.request.named_log import BASE, NAMED_LOG, WHOLE, NamedLog
 from gateway.request.owner import owner
 
 if TYPE_CHECKING:
@@ -157,6 +158,8 @@ class BasePhase:
         if wishes.frame and wishes.frame != _EMPTY_FRAME:
             framed = await frame_of(store, owner_id, wishes.frame, form)
         request.names = own.chain, wishes.frame or own.frame, length
+        sent = WHOLE if chain == EMPTY else BASE
+        NAMED_LOG.set(exchange.record, NamedLog(length, sent, (base.digests, own.digests)))
         request.turn = await self._join(exchange, request, own, turn, base.before, framed)
         if wishes.ref:
             request.turn.move = ref_move(wishes.ref, chain, own)

@@ -31,6 +31,7 @@ from gateway.features.prompt_log.naming.forms import LogNames
 from gateway.features.prompt_log.own_turns import QUICK_BYTES, QUICK_SIGNS, OwnTurns
 from gateway.parser.parsing import Parsing
 from gateway.request.exchange import Exchange
+from gateway.request.named_log import NAMED_LOG, WHOLE, NamedLog
 from gateway.request.owner import owner
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class NamingPhase:
                     difference = await self._difference(exchange, request.form, expect)
                     raise diverged(names.length, names.latest, difference)
                 request.names = names.chain, names.frame, names.length
+                NAMED_LOG.set(exchange.record, NamedLog(names.length, WHOLE, (names.digests,)))
         except GatewayError as error:
             count_refusal(exchange, error, self._metrics)
             raise
@@ -97,5 +99,5 @@ class NamingPhase:
             return await self._parsing.turns.take(partial(named, body, form), lease.account.client)
         with parsing(lease, len(body)):
             found = await self._parsing.process.run((OPERATION, form), body, lease.account.client)
-        frame, length, chain, latest = found
-        return LogNames(frame, length, chain, tuple(latest))
+        frame, length, chain, latest, digests = found
+        return LogNames(frame, length, chain, tuple(latest), bytes(digests))

@@ -44,6 +44,7 @@ from gateway.features.prompt_log.own_turns import QUICK_BYTES, QUICK_SIGNS
 from gateway.features.runs.following import Gate
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
+from gateway.request.named_log import NAMED_LOG, REPEATED, NamedLog
 from gateway.request.owner import owner
 from gateway.request.phases.replies import JSON_LINE, STREAM_LINES
 
@@ -235,6 +236,7 @@ class OnceAnswers:
             last = FoundTurn(row.id, row.log.form, at_input=False, open=b"[]")
             base = await base_of(turns, owner_id, last, int(self._core.live.max_body * HISTORY_SHARE))
             told["length"] = base.length
+            NAMED_LOG.set(exchange.record, NamedLog(base.length, REPEATED))
             if asked.ref:
                 latest = await self._jobs.latest(base, lease.account.client)
                 from_ = latest[-1 - len(row.log.digests) // DIGEST :]  # the base, and all after it
