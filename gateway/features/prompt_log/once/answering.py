@@ -159,7 +159,7 @@ class OnceAnswers:
     async def _digest(self, exchange: Exchange, wishes: Wishes) -> str:
         """Raises GatewayError."""
         form, body, lease = FORMS_BY_PATH[exchange.request.path], exchange.api.body, exchange.request.lease
-        base = await self._base.chain(exchange, form, wishes)
+        base, _ = await self._base.base(exchange, form, wishes)
         client = lease.account.client
         if len(body) <= QUICK_BYTES and signs(body) <= QUICK_SIGNS:
             return await self._core.parsing.turns.take(partial(named_digest, body, form, base, wishes.frame), client)

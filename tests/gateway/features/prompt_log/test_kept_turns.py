@@ -15,6 +15,7 @@ import pytest
 
 from gateway.features.prompt_log.naming.chain import EMPTY, head_name
 from gateway.features.prompt_log.naming.forms import names_in
+from gateway.features.prompt_log.turns.own_turn import own_turn
 from tests.gateway.conftest import Running, running
 from tests.gateway.dialects.events.test_named import named
 from tests.gateway.features.prompt_log.test_names_end_to_end import (
@@ -306,6 +307,21 @@ async def test_cache_markers_are_not_stored(tmp_path: Path) -> None:
         assert json.dumps(replica.requests[-1].json["messages"]).count("cache_control") == 1
 
 
+def test_an_element_without_its_cache_markers_keeps_its_bytes() -> None:
+    """Engines see the spelling of numbers and texts, and the order of members."""
+    block = b'{"type": "tool_use", "id": "c", "name": "f", "input": {"n": 123456789012345678901234567890, "x": 1.0e2}'
+    marker = b'"cache_control": {"type": "ephemeral"}'
+    other = b'{"role": "user",  "content": "as it is"}'
+    body = b'{"model": "m", "messages": [{"content": [%b, %b}], %b, "role": "assistant"}, %b]}' % (block, marker, marker, other)
+    stored = own_turn(body, "messages", EMPTY, (), named=False).stored
+    parts = block[1:].split(b', "input": ')
+    assert stored.count(parts[1]) == 1
+    assert stored.endswith(b"," + other)
+    assert b"cache_control" not in stored
+    whole = json.loads(b"[%b]" % stored)
+    assert whole[0] == {"content": [json.loads(block + b"}")], "role": "assistant"}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_thoughts_are_replayed_with_their_signature(stream: bool, tmp_path: Path) -> None:
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "sig"}
@@ -387,10 +403,50 @@ async def test_a_response_goes_on_from_a_head_as_its_previous_one(tmp_path: Path
         assert (code, again["length"], len(seen(replica, RESPONSES))) == (200, 4, 3)
         code, _, _ = await asked(run, RESPONSES, None, [NOW], previous_response_id=told["head"])
         assert (code, len(seen(replica, RESPONSES))) == (200, 3)
-        code, error, _ = await asked(run, RESPONSES, "keep", [NOW], previous_response_id="resp_x")
-        assert (code, error["code"]) == (400, "prompt_log_invalid")
         code, error, _ = await asked(run, RESPONSES, "keep", [NOW], conversation="conv_x")
         assert (code, error["code"]) == (400, "prompt_log_invalid")
+
+
+async def test_a_response_with_the_header_goes_on_from_a_stored_one(tmp_path: Path) -> None:
+    """Its id is a base like its head; a response that was stored without the header is named then."""
+    async with FakeReplica([responds]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, _, raw = await asked(run, RESPONSES, None, [USER])
+        id_ = json.loads(raw)["id"]
+        code, first, raw = await asked(run, RESPONSES, "keep", [NOW], previous_response_id=id_)
+        assert (code, first["kept"], first["length"]) == (200, True, 4)
+        assert json.loads(raw)["previous_response_id"] == id_
+        told = [("user", "hi"), ("assistant", "hello"), ("user", "and now?")]
+        assert seen(replica, RESPONSES) == told
+        code, named, _ = await asked(run, RESPONSES, "name", [NOW], previous_response_id=id_)
+        assert (code, named["input"], named["head"]) == (200, first["input"], first["head"])
+        once = 'once="c0ffee-0001"'
+        code, again, _ = await asked(run, RESPONSES, once, [NOW], previous_response_id=id_)
+        assert (code, again["head"], seen(replica, RESPONSES), len(replica.requests)) == (200, first["head"], told, 4)
+        code, again, _ = await asked(run, RESPONSES, once, [NOW], previous_response_id=id_)
+        assert (code, again["repeated"], len(replica.requests)) == (200, True, 4)
+        code, error, _ = await asked(run, RESPONSES, once, [NOW], previous_response_id=first["head"])
+        assert (code, error["code"]) == (422, "once_mismatch")
+
+
+async def test_a_stored_response_that_is_no_base_is_refused(tmp_path: Path) -> None:
+    engines = in_turn(engine(CHAT, stream=False), responds)
+    async with FakeReplica([engines]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, other, _ = await asked(run, CHAT, "keep", [USER])
+        _, _, raw = await asked(run, RESPONSES, None, [USER])
+        with sqlite3.connect(tmp_path / "state.db") as file:
+            turn_id = file.execute("select id from warmroute_responses where id like 'turn_%'").fetchone()[0]
+        id_ = json.loads(raw)["id"]
+        for header in ("keep", 'once="c0ffee-0001"', f'frame="pf1_{"x" * 43}"'):
+            unknown = await asked(run, RESPONSES, header, [NOW], previous_response_id="resp_x")
+            foreign = await asked(run, RESPONSES, header, [NOW], previous_response_id=id_, key="another")
+            assert unknown == foreign
+            code, error, _ = unknown
+            assert (code, error["code"], error["param"]) == (404, "prompt_log_not_found", "previous_response_id")
+            code, error, _ = await asked(run, RESPONSES, header, [NOW], previous_response_id=turn_id)
+            assert (code, error["code"], error["form"]) == (409, "prompt_log_form", "chat")
+        code, error, _ = await asked(run, RESPONSES, f'base="{other["input"]}"', [NOW], previous_response_id=id_)
+        assert (code, error["code"], error["param"]) == (400, "prompt_log_invalid", "base")
+        assert len(replica.requests) == 2
 
 
 async def test_a_turn_of_another_api_is_no_response(tmp_path: Path) -> None:

@@ -165,6 +165,24 @@ async def test_turns_are_appended_without_an_answer(path: str, tmp_path: Path) -
         assert len(replica.requests) == 1
 
 
+@pytest.mark.parametrize("value", [0, False, [], {}, 1, "x"])
+async def test_a_head_that_is_none_is_refused(value: Any, tmp_path: Path) -> None:
+    """null and "" are none; other values that are false are not."""
+    turns = {"form": "chat", "body": {"messages": [USER]}}
+    async with FakeReplica([answers()]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        code, made = await called(run, "POST", "", body={**turns, "base": None, "expect": "", "ref": None, "copy": None})
+        assert (code, made["length"]) == (200, 1)
+        for name in ("base", "expect", "ref"):
+            code, error = await called(run, "POST", "", body={**turns, name: value})
+            if (name, value) == ("ref", "x"):
+                assert code == 200
+            else:
+                assert (code, error["code"], error["param"]) == (400, "prompt_log_invalid", name)
+        for name, copied in (("since", {"from": made["head"], "since": value}), ("copy", value)):
+            code, error = await called(run, "POST", "", body={**turns, "copy": copied})
+            assert (code, error["code"], error["param"]) == (400, "prompt_log_invalid", name)
+
+
 async def test_nothing_is_appended_to_a_log_that_is_too_long(tmp_path: Path) -> None:
     """Its bytes are not read: a log may have all that an owner keeps."""
     text = {"role": "user", "content": "x" * 500_000}

@@ -35,13 +35,8 @@ def written(whole: Conversation, form: str, chance: random.Random) -> bytes:
 
 
 def elements(body: bytes, form: str) -> list[Any]:
-    found: list[Any] = unmarked(json.loads(body, parse_int=number_of)[LISTS[form]])
+    found: list[Any] = unmarked(json.loads(body)[LISTS[form]])
     return found
-
-
-def number_of(digits: str) -> int | float:
-    """A number as it is kept: an element without its cache markers is written anew, with doubles beyond 64 bits."""
-    return int(digits) if -(1 << 63) <= int(digits) < 1 << 64 else float(digits)
 
 
 def unmarked(value: Any) -> Any:
