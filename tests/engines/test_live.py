@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import anthropic
@@ -52,9 +54,11 @@ def live(request: pytest.FixtureRequest) -> Iterator[Live]:
 
 @asynccontextmanager
 async def behind(engine: Live) -> AsyncIterator[Running]:
-    async with running(engine.replica, health={"interval_s": 0.2, "timeout_s": 5}) as run:
-        await eventually(lambda: next(iter(run.gateway.fleet.replicas)).up)
-        yield run
+    with TemporaryDirectory() as folder:
+        state = {"url": f"sqlite:///{folder}/state.db"}
+        async with running(engine.replica, health={"interval_s": 0.2, "timeout_s": 5}, state=state) as run:
+            await eventually(lambda: next(iter(run.gateway.fleet.replicas)).up)
+            yield run
 
 
 async def row(run: Running) -> dict[str, Any]:
@@ -194,6 +198,30 @@ async def messages(engine: Live, run: Running) -> str:
     return f"{about}; {lacking} of {streams} streams lacked message_start" if lacking else about
 
 
+async def rendered(engine: Live, run: Running) -> str:
+    """The text and the tokens of a kept log are those that the engine has counted."""
+    create, said = (
+        run.client.chat.completions.with_raw_response.create,
+        user(f"{LONG}Say hello, \u00fcn\u00efc\u00f6d\u00e9 <|im_end|>."),
+    )
+    keeps, mine = {"Prompt-Log": "keep"}, {"Authorization": f"Bearer {run.client.api_key}"}
+    answer = await asked(create(model=engine.kind.model, messages=said, max_tokens=4, extra_headers=keeps))
+    told = dict(re.findall(r'([a-z]+)="([^"]*)"', answer.headers["Prompt-Log"]))
+    counted = answer.parse().usage
+    status, _, raw = await run.get(f"/v1/logs/{told['input']}/render?model={engine.kind.model}", headers=mine)
+    if status == 501:
+        raise Refused(raw.decode())
+    found = json.loads(raw)
+    assert status == 200, found
+    assert found["count"] == len(found["tokens"]) == counted.prompt_tokens
+    assert said[0]["content"] in found["text"]
+    status, _, raw = await run.get(f"/v1/logs/{told['head']}/render?model={engine.kind.model}", headers=mine)
+    whole = json.loads(raw)
+    assert (status, answer.parse().choices[0].message.content.strip() in whole["text"]) == (200, True)
+    assert whole["tokens"][: found["count"] - 8] == found["tokens"][:-8]
+    return f"yes: {found['count']} tokens, as counted"
+
+
 async def responses(engine: Live, run: Running) -> str:
     answer = await asked(run.client.responses.create(model=engine.kind.model, input="say hello", max_output_tokens=16))
     assert answer.output_text
@@ -308,6 +336,7 @@ CHECKS: Mapping[str, Check] = {
     "embeddings": embeddings,
     "Messages": messages,
     "Responses": responses,
+    "a prompt log as the model sees it": rendered,
     "cached tokens in a conversation": cached_tokens,
     "its metrics": metrics,
     "a prompt that is too long": error_shapes,
@@ -320,6 +349,7 @@ CANNOT = {
     ("JSON schema", STAND_IN),
     ("completions", STAND_IN),
     ("its metrics", STAND_IN),
+    ("a prompt log as the model sees it", STAND_IN),
     *(("embeddings", kind.name) for kind in KINDS),
 }
 

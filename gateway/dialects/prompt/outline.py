@@ -26,6 +26,7 @@ from gateway.dialects.prompt.volatile import masked
 
 MAX_SEGMENTS: Final = 1024
 MAX_NAME: Final = 64  # characters of a segment's name
+REST: Final = "rest"  # the name of the last segment of a prompt with more of them
 MAX_REMEMBERED: Final = 4096  # segments in the cache
 MAX_REMEMBERED_VOLATILE: Final = 1 << 16  # volatile texts of all segments in the cache
 _PARAGRAPH: Final = 4096  # bytes of plain text; a longer paragraph is cut at its next line
@@ -107,7 +108,7 @@ def pieces(prompt: bytes) -> list[Piece]:
     rest = len(prompt)
     for piece in _all_pieces(prompt):
         if len(found) == MAX_SEGMENTS - 1:
-            found.append((piece[0], "rest", prompt[len(prompt) - rest :], rest))
+            found.append((piece[0], REST, prompt[len(prompt) - rest :], rest))
             break
         found.append(piece)
         rest -= piece[3]

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import xxhash
 
 from gateway.dialects.body import parts_of_salt
+from gateway.dialects.prompt.outline import REST
 from gateway.dialects.prompt.segments import Segment
 from gateway.dialects.prompt.volatile import ID, PATH, TIME
 from gateway.features.doctor.causes import (
@@ -24,6 +25,7 @@ from gateway.features.doctor.causes import (
     TOOLS_REORDERED,
 )
 from gateway.features.doctor.causes import ID as ID_CAUSE
+from gateway.features.doctor.entries import first_entry
 from gateway.features.doctor.observed import SYSTEM, ObservedRequest
 
 _ADAPTERS: Final = ("lora", "lora_path")
@@ -34,7 +36,8 @@ _SIZE: Final = re.compile(r"[\d.x]+[bBmM](?:-.*)?|latest")  # a model's size or 
 class Difference(NamedTuple):
     """cause: the probable cause. where: the part of the prompt, in words. at: its offset in the prompt as far as known, in
     bytes. before, now: digests of the part in the earlier and in this prompt, "" if missing. turn: its index among all turns;
-    -1: before the turns. volatile: the difference is in a time, an id, or a random token. in_path: in a file's path.
+    -1: before the turns. volatile: the difference is in a time, an id, or a random token. in_path: in a file's path. entry: its
+    index in the prompt log, if the logs of both are known and differ; else -1.
     """
 
     cause: str
@@ -45,6 +48,7 @@ class Difference(NamedTuple):
     turn: int
     volatile: bool
     in_path: bool = False
+    entry: int = -1
 
 
 def first_difference(now: ObservedRequest, before: ObservedRequest) -> Difference | None:
@@ -128,6 +132,22 @@ def _fields_difference(now: ObservedRequest, before: ObservedRequest) -> Differe
 
 
 def _turns_difference(now: ObservedRequest, before: ObservedRequest) -> Difference | None:
+    found = _first_turn(now, before)
+    if found is None or found.turn < max(now.lead, before.lead) or not (now.entries and before.entries):
+        return found
+    entry, in_rest = first_entry(now.entries, before.entries), now.turns[found.turn].name == REST
+    if entry < 0:
+        return None if in_rest and before.turns[found.turn].name == REST else found
+    where = place_of_entry(entry)
+    return found._replace(where=where if in_rest else f"{found.where}, {where}", entry=entry)
+
+
+def place_of_entry(entry: int) -> str:
+    """The name of an entry of a log, in words."""
+    return f"entry {entry + 1} of its prompt log"
+
+
+def _first_turn(now: ObservedRequest, before: ObservedRequest) -> Difference | None:
     at = now.head_bytes
     for number, (turn, other) in enumerate(zip(now.turns, before.turns, strict=False)):
         if turn.digest == other.digest:

@@ -32,6 +32,7 @@ BEFORE, BEHIND = 40, 60  # bytes of text shown around the first difference
 class Finding(NamedTuple):
     """A request that lost tokens. before: the number and place of the earlier request. at: offset of the first difference in
     the prompt, in bytes or tokens; -1: none. old, new: the differing parts, as digests, or as texts if these may be shown.
+    entry: the first difference in the prompt log, as an index; -1: unknown.
     """
 
     cause: str
@@ -48,6 +49,7 @@ class Finding(NamedTuple):
     shown: bool
     tokens: int
     usd: float | None
+    entry: int = -1
 
 
 class TokenSum:
@@ -168,7 +170,7 @@ def _finding(now: ObservedRequest, before: ObservedRequest, found: Difference, l
         at = common_length(now.text, before.text)
         old, new, shown = _excerpt(before.text, at), _excerpt(now.text, at), True
     names = now.number, now.place, now.session, now.model, before.number, before.place
-    return Finding(found.cause, *names, found.where, at, old, new, shown, lost, _usd(now, lost))
+    return Finding(found.cause, *names, found.where, at, old, new, shown, lost, _usd(now, lost), found.entry)
 
 
 def _delivery_finding(now: ObservedRequest, before: ObservedRequest, cause: str, lost: int) -> Finding:

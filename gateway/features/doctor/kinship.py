@@ -17,7 +17,7 @@ part after the difference is equal in both*:
 `reusable` is the part of the prompt that the earlier one would have provided without the difference: the bytes that are equal
 in both (for a compaction: the length of the shorter prompt, because nothing is equal). The loss is that minus the actually
 reusable part (`examination.py`). Prompts with known keys only (recorded traces) are compared by their lengths, within one
-thread.
+thread. Behind the last turn of an outline, the entries of prompt logs are compared, if both are known.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from gateway.dialects.prompt.outline import REST
 from gateway.dialects.prompt.segments import TEXT, Segment
 from gateway.features.doctor.causes import COMPACTION, HISTORY_REWRITTEN, HISTORY_TRUNCATED, TOOLS_REORDERED
-from gateway.features.doctor.differences import Difference, first_difference
+from gateway.features.doctor.differences import Difference, first_difference, place_of_entry
+from gateway.features.doctor.entries import ENTRY_KEY, entries_after, first_entry
 from gateway.features.doctor.observed import ASSISTANT, ObservedRequest, answers_in, common_blocks
 
 MIN_SHARED: Final = 512  # bytes of equal turns that count as evidence
@@ -129,6 +131,8 @@ def _in_history(now: ObservedRequest, before: ObservedRequest, found: Difference
     named = bool(now.session) and now.session == before.session
     if _is_compacted(now, before, first, named=named, shared=shared, moved=_moved_up(now, kept, first)):
         return Break(before, found._replace(cause=COMPACTION), min(now.units, before.units))
+    if now.turns[first].name == before.turns[first].name == REST and found.entry >= 0:
+        return _in_rest(now, before, found, named=named)
     if shared < MIN_SHARED or not (named or len(kept) > 1 or shared >= MIN_CONVERSATION):
         return None
     if not any(each.name in (ASSISTANT, TEXT) for each in kept) and not named:
@@ -136,6 +140,19 @@ def _in_history(now: ObservedRequest, before: ObservedRequest, found: Difference
     if _moved_up(now, kept, first):
         return Break(before, found._replace(cause=HISTORY_TRUNCATED), start + shared)
     return Break(before, found, start + shared)
+
+
+def _in_rest(now: ObservedRequest, before: ObservedRequest, found: Difference, *, named: bool) -> Break | None:
+    """The difference is in the last segment of both outlines. Its entries are known, and their sizes are taken as equal."""
+    same, rest = entries_after(now.entries, before.entries, found.entry), now.turns[found.turn]
+    first = found.turn - now.lead  # about its first entry
+    count = max(1, len(now.entries) // ENTRY_KEY - first)
+    shared = rest.size * len(same) // count
+    if shared < MIN_SHARED or not (named or len(same) > 1):
+        return None
+    equal = min(count, max(0, found.entry - first) + len(same))
+    cause = HISTORY_TRUNCATED if same[0] == found.entry else found.cause
+    return Break(before, found._replace(cause=cause), now.end_of(found.turn) + rest.size * equal // count)
 
 
 def _is_compacted(now: ObservedRequest, before: ObservedRequest, first: int, *, named: bool, shared: int, moved: bool) -> bool:
@@ -167,5 +184,7 @@ def _by_keys(now: ObservedRequest, before: ObservedRequest) -> Break | None:
         return None
     cause, where = COMPACTION if 2 * now.units <= before.units else HISTORY_REWRITTEN, f"block {same + 1}"
     keys = [each.keys[8 * same : 8 * same + 4].hex() for each in (before, now)]
-    found = Difference(cause, where, same * now.block, keys[0], keys[1], -1, volatile=False)
+    entry = first_entry(now.entries, before.entries)
+    where = where if entry < 0 else place_of_entry(entry)
+    found = Difference(cause, where, same * now.block, keys[0], keys[1], -1, volatile=False, entry=entry)
     return Break(before, found, min(now.units, before.units))

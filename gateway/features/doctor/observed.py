@@ -38,13 +38,15 @@ class ObservedRequest:
     """A request. number: its position in the stream, from 1. place: where it was read ("line 7"), or "".
 
     thread: an independent part of a session (recorded sub-agents), or "". keys: the block keys of its prompt. units, block:
-    lengths of the prompt and of a block, in bytes of text or in tokens (exact). outline: () if only keys are known. text: the
-    prompt, if it may be shown. price: USD per million tokens, uncached and cached; None: unknown.
+    lengths of the prompt and of a block, in bytes of text or in tokens (exact). outline: () if only keys are known. entries:
+    keys of the entries of its prompt log (`entries.py`), b"": unknown. text: the prompt, if it may be shown. price: USD per
+    million tokens, uncached and cached; None: unknown.
     """
 
     __slots__ = (
         "block",
         "body",
+        "entries",
         "exact",
         "keys",
         "lead",
@@ -78,6 +80,7 @@ class ObservedRequest:
         self.units = units
         self.block = block
         self.exact = exact
+        self.entries = b""
         self.text = b""
         self.outcome: ObservedOutcome | None = None
         self.price: tuple[float, float] | None = None
@@ -125,7 +128,8 @@ class ObservedRequest:
     def size(self) -> int:
         """Estimated memory in bytes. Segments are shared among the prompts of a conversation, but counted for each."""
         listed = sum([len(each.volatile) for each in self.outline])
-        return 1000 + len(self.keys) + len(self.text) + _SEGMENT_BYTES * len(self.outline) + _VOLATILE_BYTES * listed
+        given = len(self.keys) + len(self.entries) + len(self.text)
+        return 1000 + given + _SEGMENT_BYTES * len(self.outline) + _VOLATILE_BYTES * listed
 
     def __repr__(self) -> str:
         return f"<ObservedRequest {self.number}, {self.model!r}, {self.units} units, {len(self.turns)} turns>"

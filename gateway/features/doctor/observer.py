@@ -6,10 +6,12 @@ from collections.abc import Collection
 from typing import Final
 
 from gateway.dialects.prompt.segments import Outline
+from gateway.features.doctor.entries import entry_keys
 from gateway.features.doctor.watch import DoctorWatch, SeenRequest
 from gateway.fleet.directory import Fleet
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Extensions
+from gateway.request.named_log import NAMED_LOG
 from gateway.request.record import SettledRequest
 from gateway.request.settle import Observer
 from gateway.request.slots import Slot
@@ -47,6 +49,7 @@ class DoctorObserver:
         prompt, decision, usage = booking.prompt, booking.decision, request.spent.usage
         counted = usage if request.subject.countable else None
         outline, salt = prompt_values
+        log = NAMED_LOG.get(request)
         self._watch.record(
             SeenRequest(
                 time=request.begun,
@@ -66,5 +69,6 @@ class DoctorObserver:
                 reason=decision.reason,
                 live_replicas=tuple([state.name for state in self._fleet.replicas if state.live]),
                 first_byte=request.answer.first_token,
+                entries=entry_keys(log.digests) if log is not None else b"",
             )
         )

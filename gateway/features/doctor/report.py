@@ -72,6 +72,7 @@ def _finding(found: Finding) -> dict[str, Any]:
         "after_place": found.before_place[:MAX_SHOWN],
         "where": found.where[:MAX_SHOWN],
         "offset": None if found.at < 0 else found.at,
+        "entry": None if found.entry < 0 else found.entry,
         "before": found.old[:MAX_SHOWN],
         "now": found.new[:MAX_SHOWN],
         "text": found.shown,

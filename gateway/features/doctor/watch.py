@@ -33,7 +33,9 @@ _WATCHED: Final = msgspec.msgpack.Decoder(tuple[float | None, tuple[tuple[float,
 
 
 class SeenRequest(NamedTuple):
-    """A finished request. time: its arrival. live_replicas: the replicas that accepted requests, in any order."""
+    """A finished request. time: its arrival. live_replicas: the replicas that accepted requests, in any order. entries: keys of
+    the entries of its prompt log, b"": unknown.
+    """
 
     time: float
     model: str
@@ -52,6 +54,7 @@ class SeenRequest(NamedTuple):
     reason: str
     live_replicas: Sequence[str]
     first_byte: float | None
+    entries: bytes = b""
 
 
 class WatchedRequests(NamedTuple):
@@ -161,6 +164,7 @@ def observed(record: bytes) -> ObservedRequest:
     found = ObservedRequest(seen.model, seen.keys, seen.units, seen.block, exact=seen.exact, outline=seen.outline)
     found.time, found.salt, found.tenant, found.session = seen.time, seen.salt, seen.tenant, seen.session
     tokens = seen.prompt_tokens, seen.cached_tokens, seen.available_tokens
+    found.entries = seen.entries
     found.outcome = ObservedOutcome(seen.replica, *tokens, seen.reason, frozenset(seen.live_replicas), seen.first_byte)
     return found
 

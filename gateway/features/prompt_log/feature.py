@@ -7,7 +7,7 @@ from typing import Final
 
 from gateway.core import Core
 from gateway.features.histories.lazy import LazyStore
-from gateway.features.prompt_log import appending, log_models, naming_phase, own_turns, quick_looks
+from gateway.features.prompt_log import appending, log_models, naming_phase, own_turns, quick_looks, rendering
 from gateway.features.prompt_log.appending import LogAppender
 from gateway.features.prompt_log.base_phase import BasePhase
 from gateway.features.prompt_log.delta import outlines
@@ -15,11 +15,13 @@ from gateway.features.prompt_log.delta.delta_form import DeltaForm
 from gateway.features.prompt_log.delta.outlines import Outlines
 from gateway.features.prompt_log.log_api import LogApi
 from gateway.features.prompt_log.log_jobs import OPERATIONS
+from gateway.features.prompt_log.log_models import LogModels
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming_phase import NamingPhase
 from gateway.features.prompt_log.once import answering
 from gateway.features.prompt_log.once.answering import OnceAnswers
 from gateway.features.prompt_log.once.runs import OnceRuns
+from gateway.features.prompt_log.rendering import Renderer
 from gateway.features.prompt_log.section import PROMPT_LOG
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
@@ -57,6 +59,8 @@ def _install_header(core: Core) -> None:
     core.parsing.process.operations[naming_phase.OPERATION] = "gateway.features.prompt_log.job:compute"
     core.parsing.process.operations[appending.OPERATION] = "gateway.features.prompt_log.job:appended"
     core.parsing.process.operations[log_models.OPERATION] = "gateway.features.prompt_log.render_job:rendering_body"
+    core.parsing.process.operations[rendering.TOKENS_OPERATION] = "gateway.features.prompt_log.render_job:token_ids"
+    core.parsing.process.operations[rendering.TEXT_OPERATION] = "gateway.features.prompt_log.render_job:text_member"
     core.parsing.process.operations.update(OPERATIONS)
     core.parsing.process.operations[answering.OPERATION] = "gateway.features.prompt_log.once.digest:request_digest"
     runs = OnceRuns(core, store) if store is not None else None
@@ -66,7 +70,10 @@ def _install_header(core: Core) -> None:
         core.put(runs)
     once = OnceAnswers(core, base, store, runs)
     core.put(once)
-    logs = LogApi(core, store, LogAppender(core.live, core.parsing, metrics, core.wall_clock))
+    renderer = Renderer(core.upstream, core.parsing)
+    core.put(renderer)
+    append = LogAppender(core.live, core.parsing, metrics, core.wall_clock)
+    logs = LogApi(core, store, append, LogModels(core, renderer))
 
     async def at_endpoint(exchange: Exchange) -> ClientReply | None:
         if once.stops(exchange):

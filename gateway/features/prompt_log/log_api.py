@@ -68,12 +68,13 @@ class LogApi:
         core: Core,
         store: LazyStore[TurnStore] | None,
         append: LogAppender,
+        models: LogModels,
     ) -> None:
         self._append = append
         self._live = core.live
         self._jobs = LogJobs(core.parsing)
         self._identified = IdentifiedTurns(core.parsing)
-        self._models = LogModels(core)
+        self._models = models
         self._store = store
         self._replies = core.replies
         self._entering = core.extensions.entering

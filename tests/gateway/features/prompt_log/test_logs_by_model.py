@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
+from gateway.features.prompt_log.rendering import Renderer
 from replica.sim.cost import SimConfig
-from tests.gateway.conftest import running
+from tests.gateway.conftest import eventually, running
 from tests.gateway.features.keys.conftest import keyed, made
 from tests.gateway.features.prompt_log.test_kept_turns import LISTS, NOW, SYSTEM, TOOLS, asked, engine, kept_in
 from tests.gateway.features.prompt_log.test_logs_api import called
 from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, FORMS, MESSAGES, RESPONSES, USER
 from tests.replica.conftest import serve
 from tests.replica.fakes import WatchedEngine
-from tests.support.fakes import FakeReplica, FakeRequest, http, models, writes
+from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, http, models, writes
 
 SIM = SimConfig(kv_tokens=100_000, prefill_rate=1e6, decode_rate=2000.0, max_batch=4)
 
@@ -154,3 +155,80 @@ async def test_a_key_asks_about_its_own_models_only(tmp_path: Path) -> None:
         for path in (f"{told['head']}?model=b", f"{told['head']}/render?model=b", f"{told['head']}?model=none"):
             code, error = await called(run, "GET", path, key=key)
             assert (code, error["code"]) == (403, "model_not_allowed")
+
+
+def tokenizes(*answers_: Behaviour) -> Behaviour:
+    """Its answers to /tokenize, the last one again and again; other requests get a chat answer, and /detokenize a text."""
+    left = list(answers_)
+
+    async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        if request.path == "/tokenize":
+            await (left.pop(0) if len(left) > 1 else left[0])(request, writer)
+        elif request.path == "/detokenize":
+            await writes(http(200, b'{"prompt": "the text"}'))(request, writer)
+        else:
+            await engine(CHAT, stream=False)(request, writer)
+
+    return behave
+
+
+def vllm(*replicas: FakeReplica) -> list[dict[str, Any]]:
+    return [{"replicas": [{"url": each.url, "engine": "vllm"} for each in replicas]}]
+
+
+TOKENS = writes(http(200, b'{"tokens": [5, 6]}'))
+FAILURES = {
+    "an error": writes(http(500, b"{}")),
+    "no endpoint": writes(http(404, b"{}")),
+    "cut off": writes(b"HTTP/1.1 200 OK"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
+async def test_another_replica_is_asked_if_one_fails(failure: Behaviour, tmp_path: Path) -> None:
+    async with FakeReplica([tokenizes(failure)]) as one, FakeReplica([tokenizes(TOKENS)]) as other:
+        for first, second in ((one, other), (other, one)):  # in either order of the configuration
+            async with running(pools=vllm(first, second), **kept_in(tmp_path)) as run:
+                _, told, _ = await asked(run, CHAT, "keep", [USER])
+                code, found = await called(run, "GET", f"{told['head']}/render?model=m")
+                assert (code, found.get("tokens"), found.get("text")) == (200, [5, 6], "the text")
+    assert [request.path for request in one.requests].count("/tokenize") >= 1
+
+
+async def test_a_failure_is_told_before_a_lack(tmp_path: Path) -> None:
+    lacks, fails = tokenizes(FAILURES["no endpoint"]), tokenizes(FAILURES["an error"])
+    async with FakeReplica([fails]) as one, FakeReplica([lacks]) as other:
+        for both in ((one, other), (other, one)):
+            async with running(pools=vllm(*both), **kept_in(tmp_path)) as run:
+                _, told, _ = await asked(run, CHAT, "keep", [USER])
+                assert (await called(run, "GET", f"{told['head']}/render?model=m"))[0] == 502
+
+
+async def test_an_answer_has_a_bound_and_its_bytes_are_charged(tmp_path: Path) -> None:
+    long, longer = (b'{"tokens": [%b5]}' % (b"151643, " * count) for count in (100_000, 300_000))
+    async with FakeReplica([tokenizes(writes(http(200, longer)), writes(http(200, long)))]) as replica:
+        async with running(pools=vllm(replica), **kept_in(tmp_path)) as run:
+            _, told, _ = await asked(run, CHAT, "keep", [USER])
+            code, error = await called(run, "GET", f"{told['head']}/render?model=m")
+            assert (code, error["code"]) == (502, "render_failed"), "longer than any answer to so short a prompt"
+            code, found = await called(run, "GET", f"{told['head']}/render?model=m")
+            assert (code, found["count"], len(found["tokens"])) == (200, 100_001, 100_001)
+            await eventually(lambda: run.gateway.served.memory.held < 100_000)
+        async with running(pools=vllm(replica), limits={"inflight_mb": 1}, **kept_in(tmp_path)) as run:
+            _, told, _ = await asked(run, CHAT, "keep", [USER])
+            assert (await called(run, "GET", f"{told['head']}/render?model=m"))[0] in (413, 503)
+            await eventually(lambda: run.gateway.served.memory.held < 100_000)
+
+
+async def test_a_replica_that_hangs_is_left_after_a_while(tmp_path: Path) -> None:
+    over = asyncio.Event()
+
+    async def hangs(_request: FakeRequest, _writer: asyncio.StreamWriter) -> None:
+        await over.wait()
+
+    async with FakeReplica([tokenizes(hangs)]) as replica, running(pools=vllm(replica), **kept_in(tmp_path)) as run:
+        run.gateway[Renderer].render_s = 0.2
+        _, told, _ = await asked(run, CHAT, "keep", [USER])
+        code, error = await called(run, "GET", f"{told['head']}/render?model=m")
+        over.set()
+        assert (code, error["code"]) == (502, "render_failed")

@@ -1,15 +1,18 @@
-"""Logs on the live page: their length and how they were sent, and never a name or a text."""
+"""Logs on the live page (their length, how they were sent) and in findings of the doctor (the entry), and never a name."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gateway.dialects.prompt.outline import MAX_SEGMENTS
 from gateway.features.prompt_log.naming.chain import DIGEST
 from gateway.request import named_log
 from tests.gateway.conftest import running
+from tests.gateway.features.doctor.test_doctor import asked as examined
 from tests.gateway.features.live_page.test_live import asked as page_of
 from tests.gateway.features.prompt_log.test_kept_turns import NOW, SAID, asked, engine, kept_in
 from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, FORMS, USER
@@ -47,3 +50,45 @@ async def test_the_page_shows_a_repeated_answer(tmp_path: Path) -> None:
 
 def test_digests_have_one_length() -> None:
     assert named_log.DIGEST == DIGEST
+
+
+def talk(count: int) -> list[dict[str, Any]]:
+    """Turns of a user and a model, of 100 bytes."""
+    return [{"role": ("user", "assistant")[at % 2], "content": f"{at:5} " * 16} for at in range(count)]
+
+
+@pytest.mark.parametrize("header", ["name", None])
+@pytest.mark.parametrize("rewritten", [9, MAX_SEGMENTS + 77])
+async def test_the_doctor_finds_the_entry_that_was_rewritten(header: str | None, rewritten: int) -> None:
+    """The outline of a prompt ends with one large segment, in which only the logs show the difference."""
+    turns = talk(MAX_SEGMENTS + 277)
+    later = [*turns, *talk(2)]
+    later[rewritten] = {"role": later[rewritten]["role"], "content": "something else " * 7}
+    async with FakeReplica([engine(CHAT, stream=False)]) as replica, running(replica) as run:
+        await examined(run)
+        for said in (turns, later):
+            assert (await asked(run, CHAT, header, said))[0] == 200
+        found = [each for each in (await examined(run))["findings"] if each["cause"] == "history_rewritten"]
+        if header is None:
+            assert [each["entry"] for each in found] == ([None] if rewritten < MAX_SEGMENTS else [])
+            return
+        (finding,) = found
+        assert finding["entry"] == rewritten
+        assert f"entry {rewritten + 1} of its prompt log" in finding["where"]
+        assert 256 < finding["lost_tokens"] < 32_000, "of some 32,500"
+        assert "pl1_" not in json.dumps(found)
+
+
+async def test_the_doctor_compares_requests_from_bases_and_whole_ones(tmp_path: Path) -> None:
+    async with FakeReplica([engine(CHAT, stream=False)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        await examined(run)
+        turns = talk(41)
+        _, first, _ = await asked(run, CHAT, "keep", turns)
+        await asked(run, CHAT, f'base="{first["head"]}"', [NOW])
+        changed = [*turns, SAID, NOW, SAID, NOW]
+        changed[20] = {"role": "user", "content": "something else " * 7}
+        await asked(run, CHAT, "name", changed)
+        found = await examined(run)
+        assert found["requests"] == 3
+        (finding,) = [each for each in found["findings"] if each["cause"] == "history_rewritten"]
+        assert (finding["request"], finding["after_request"], finding["entry"]) == (3, 2, 20)
