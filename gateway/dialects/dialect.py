@@ -302,10 +302,11 @@ class Dialect(Answers):
         """
         raise NotImplementedError
 
-    def pulse(self, words: str) -> bytes:
+    def pulse(self, words: str, *, event: bool = False) -> bytes:
         """A sign of life within a stream, between two events, which the dialect's official clients ignore; if it is `pulsed`.
 
-        words: the cause of the wait, one line. Not every dialect has a place for them.
+        words: the cause of the wait, one line. Not every dialect has a place for them. event: for a client that counts events
+        only; a comment, if the dialect has no such client.
         """
         raise NotImplementedError
 

@@ -47,7 +47,7 @@ class GenerationBody(Dialect):
     def is_opening(self, event: bytes) -> bool:
         return is_opening(event)
 
-    def pulse(self, words: str) -> bytes:
+    def pulse(self, words: str, *, event: bool = False) -> bytes:
         return comment(words)
 
     def streamed(self, api: ApiRequest, body: bytes) -> bytes:

@@ -27,6 +27,7 @@ from gateway.dialects.stream_forms import response_events
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, bad_request
 
+_KEEPALIVE: Final = b'event: keepalive\ndata: {"type":"keepalive"}\n\n'  # Codex ignores types that it does not know
 _LIMITS: Final[tuple[str, ...]] = ("max_output_tokens",)
 
 
@@ -74,8 +75,8 @@ class Responses(Dialect):
     def is_opening(self, event: bytes) -> bool:
         return name_of(event) in QUIET
 
-    def pulse(self, words: str) -> bytes:
-        return comment(words)
+    def pulse(self, words: str, *, event: bool = False) -> bytes:
+        return _KEEPALIVE if event else comment(words)
 
     def streamed(self, api: ApiRequest, body: bytes) -> bytes:
         return response_events(body)

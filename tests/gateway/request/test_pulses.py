@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from gateway.dialects.table import DIALECTS
-from gateway.request.pulses import AT_ONCE, NO_EARLY_HEAD, ordinal
+from gateway.request.pulses import AT_ONCE, EVENT_COUNTERS, ordinal
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.features.translation.test_translation import chat_only
 from tests.gateway.request.test_dialects import (
@@ -66,6 +66,7 @@ STREAMS: dict[str, tuple[bytes, ...]] = {
     RESPONSES: (CREATED, DELTA, COMPLETED),
 }
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+KEEPALIVE = b'event: keepalive\ndata: {"type":"keepalive"}\n\n'
 CODEX = {"Originator": "codex_cli_rs", "User-Agent": "codex_cli_rs/0.171.0 (Linux)"}
 Lines = Callable[[], list[dict[str, Any]]]
 
@@ -482,7 +483,7 @@ async def test_no_pulse_divides_an_event_or_follows_the_end() -> None:
 # -- who gets none
 
 
-async def test_codex_gets_no_head_before_the_replica(request_lines: Lines) -> None:
+async def test_codex_gets_no_head_before_the_replica() -> None:
     go, other = asyncio.Event(), asyncio.Event()
     script = [once(go, events(*STREAMS[RESPONSES])), once(other, events(*STREAMS[RESPONSES]))]
     async with FakeReplica(script) as replica, running(replica, **OFTEN) as run:
@@ -493,14 +494,41 @@ async def test_codex_gets_no_head_before_the_replica(request_lines: Lines) -> No
                 assert is_pulse(RESPONSES, await answer.content.readuntil(b"\n\n"))
             assert not codex.done()
             go.set()
-            found = await codex
-            assert await found.read() == b"".join(STREAMS[RESPONSES])
+            found = await (await codex).read()
+            assert found.replace(KEEPALIVE, b"") == b"".join(STREAMS[RESPONSES])
             other.set()
             await answer.read()
-    assert "pulses" not in request_lines()[0]
 
 
-@pytest.mark.parametrize(("name", "begin"), NO_EARLY_HEAD["Codex"].items())
+@pytest.mark.parametrize("begin", [b"", CREATED], ids=["comments", "opened"])
+async def test_codex_gets_events_whatever_the_replica_sends_before_its_first_token(begin: bytes) -> None:
+    """Its time runs from the last event on; comments are none."""
+    go = asyncio.Event()
+
+    async def alive(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + (chunk(begin) if begin else b""))
+        while not go.is_set():
+            writer.write(chunk(b": alive\n\n"))
+            await writer.drain()
+            await asyncio.sleep(0.001)
+        writer.write(b"".join(map(chunk, STREAMS[RESPONSES])) + b"0\r\n\r\n")
+
+    async with (
+        FakeReplica([alive]) as replica,
+        running(replica, **OFTEN) as run,
+        run.session.post(run.url + RESPONSES, json=BODIES[RESPONSES], headers=CODEX) as answer,
+    ):
+        received = b""
+        while received.count(KEEPALIVE) < 2:
+            received += await answer.content.readany()
+            assert not answer.content.at_eof()
+        go.set()
+        received += await answer.read()
+    left = received.replace(KEEPALIVE, b"").replace(b": alive\n\n", b"")
+    assert left == begin + b"".join(STREAMS[RESPONSES])
+
+
+@pytest.mark.parametrize(("name", "begin"), EVENT_COUNTERS["Codex"].items())
 async def test_codex_is_known_by_each_of_its_headers(name: str, begin: str) -> None:
     go, other = asyncio.Event(), asyncio.Event()
     async with FakeReplica([once(go, streams("a")), once(other, streams("b"))]) as replica, running(replica, **OFTEN) as run:
@@ -652,6 +680,7 @@ async def test_a_connection_is_reused_after_pulses() -> None:
 def test_what_each_api_gets() -> None:
     assert {path for path, dialect in DIALECTS.items() if dialect.pulsed} == set(BODIES)
     assert {DIALECTS[path].pulse("queued 3rd") for path in BODIES} == {PING, b": queued 3rd\n\n"}
+    assert DIALECTS[RESPONSES].pulse("queued 3rd", event=True) == KEEPALIVE
 
 
 def test_ordinals() -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final, get_args
 
 from gateway.cluster import process
 from gateway.commands.surroundings import notes_of
+from gateway.config.kinds import MATCH_ALL
 from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError, Key, Problem
 from gateway.config.schema import Config, LogLevel
@@ -22,6 +23,7 @@ DESCRIPTION: Final = (
     " keys are passed on. No content is stored here. SIGTERM and SIGINT let running requests finish; a second signal ends them."
 )
 LISTEN: Final = "127.0.0.1:8700"
+FIRST_BYTE_S: Final = 3600  # the other gateway has a limit of its own, and sends no pulses to Codex meanwhile
 _POOL: Final = "upstream"
 _FILES: Final = ("ca_file", "cert_file", "key_file")
 _REPLICA: Final[Key] = ("pools", 0, "replicas", 0)
@@ -65,11 +67,14 @@ def config_of(options: argparse.Namespace) -> Config:
     """The configuration of the gateway. Raises ConfigError that names the flags."""
     files = {name: str(Path(file).absolute()) for name in _FILES if (file := getattr(options, name))}
     replica: dict[str, Any] = {"url": options.upstream, "name": _POOL, **({"tls": files} if files else {})}
+    pool = {"name": _POOL, "replicas": [replica], "delta": True, "strip_billing_header": False}
+    pool["models"] = [MATCH_ALL]  # the other gateway may know more names than it lists: aliases of models
     values = {
         "listen": options.listen,
         "admin_listen": OFF,
         "log_level": options.log_level,
-        "pools": [{"name": _POOL, "replicas": [replica], "delta": True, "strip_billing_header": False}],
+        "pools": [pool],
+        "timeouts": {"first_byte_s": FIRST_BYTE_S},
         "prompt_log": False,  # the header of clients goes to the other gateway
         "state": {"url": OFF},
         "workflows": {"enabled": False},
