@@ -182,14 +182,16 @@ async def test_workflows_of_the_directory_run_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "calls", "code", "cause"),
+    ("first", "repeats", "code", "cause"),
     [
-        (ScriptedAnswer("no", status=400), 1, "step_failed", {"status": 400, "code": "scripted"}),
-        (ScriptedAnswer("no", status=500), 2, None, None),
-        (ScriptedAnswer("some", broken=True), 2, None, None),
+        (ScriptedAnswer("no", status=400), {}, "step_failed", {"status": 400, "code": "scripted"}),
+        (ScriptedAnswer("no", status=500), {("server_error",): 1}, None, None),
+        (ScriptedAnswer("no", status=429), {("rate_limit",): 1}, None, None),
+        (ScriptedAnswer("no", status=408), {("timeout",): 1}, None, None),
+        (ScriptedAnswer("some", broken=True), {("broken_answer",): 1}, None, None),
     ],
 )
-async def test_a_failing_engine(first: ScriptedAnswer, calls: int, code: str | None, cause: Any) -> None:
+async def test_a_failing_engine(first: ScriptedAnswer, repeats: dict[Any, int], code: str | None, cause: Any) -> None:
     answers = [first, TEXT]
     scripted = ScriptedEngine(lambda _body: answers.pop(0))
     async with (
@@ -197,8 +199,9 @@ async def test_a_failing_engine(first: ScriptedAnswer, calls: int, code: str | N
         running(scripted.replica, pools=[{"replicas": [scripted.replica.url], "resume_streams": False}]) as run,
     ):
         got, _, found = await run.post({"workflow": ONE, "inputs": {"messages": [USER]}}, RUNS)
+        assert run.gateway.metrics.of(WorkflowsMetrics).retries.values == repeats
     assert got == 200
-    assert len(scripted.replica.requests) == calls
+    assert len(scripted.replica.requests) == 1 + sum(repeats.values())
     assert (found["status"], found["error"] and found["error"]["code"]) == ("failed" if code else "completed", code)
     if code:
         assert (found["error"]["step"], found["error"]["cause"]) == ("a", cause)
