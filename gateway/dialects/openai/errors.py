@@ -21,6 +21,11 @@ def error_of(error: GatewayError) -> dict[str, dict[str, Any]]:
     return {"error": {**told, **error.members} if error.members else told}
 
 
+def event_error_of(error: GatewayError) -> dict[str, dict[str, Any]]:
+    """`error_of` for an event of a stream, whose head has said 200."""
+    return {"error": {**error_of(error)["error"], "status": error.status}}
+
+
 def full_context_error(full: FullContext, body: bytes) -> bytes:
     """An engine's error with the code by which clients recognize a full context. Its message and its other members stay."""
     answer: Any = orjson.loads(body)

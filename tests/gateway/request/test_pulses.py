@@ -238,7 +238,8 @@ async def test_an_error_of_the_replica_after_the_head_is_an_event(path: str, req
         assert found.status == 200
         error = found.error["error"]
         assert error["message"] == "no such tool"
-        assert error["type"] == "invalid_request_error"
+        assert error["type"] == ("invalid_request_error" if path == MESSAGES else "t")  # Anthropic's, else the replica's own
+        assert error.get("status") == (None if path == MESSAGES else 400)
         if path in (MESSAGES, RESPONSES):
             assert found.events.startswith(b"event: error\n")
         else:
@@ -248,6 +249,15 @@ async def test_an_error_of_the_replica_after_the_head_is_an_event(path: str, req
     (line,) = request_lines()
     assert (line["status"], line["completion_tokens"]) == (400, None)
     assert "no such tool" in line["error"]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION, RESPONSES])
+@pytest.mark.parametrize("nested", [True, False], ids=["vLLM", "SGLang"])
+async def test_an_event_has_the_members_of_the_replicas_error_and_its_status(path: str, nested: bool) -> None:
+    go, error = asyncio.Event(), {"message": "busy", "type": "RateLimit", "param": None, "code": 429, "wait": 3}
+    body = json.dumps({"error": error} if nested else error).encode()
+    async with FakeReplica([once(go, writes(http(429, body)))]) as replica, running(replica, **OFTEN) as run:
+        assert (await told(run, path, go)).error["error"] == {**error, "status": 429}
 
 
 async def test_a_full_context_after_the_head_is_said_in_the_words_of_the_client(request_lines: Lines) -> None:
@@ -276,6 +286,7 @@ async def test_an_error_of_the_gateway_after_the_head_is_an_event(path: str, req
     assert (error["type"] if path == MESSAGES else error["code"]) == (
         "rate_limit_error" if path == MESSAGES else "queue_timeout"
     )
+    assert error.get("status") == (None if path == MESSAGES else 429)  # its type says it
     line = request_lines()[0]
     assert (line["status"], line["stream"], "waited too long" in line["error"]) == (429, True, True)
 
