@@ -9,6 +9,7 @@ from typing import Any, Final, get_args
 
 from gateway.cluster import process
 from gateway.commands.surroundings import notes_of
+from gateway.config.kinds import MATCH_ALL
 from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError, Key, Problem
 from gateway.config.schema import Config, LogLevel
@@ -23,6 +24,8 @@ DESCRIPTION: Final = (
 )
 LISTEN: Final = "127.0.0.1:8700"
 _POOL: Final = "upstream"
+_LARGEST_BODY_MB: Final = 1024
+_PATIENCE_S: Final = 3600.0
 _FILES: Final = ("ca_file", "cert_file", "key_file")
 _REPLICA: Final[Key] = ("pools", 0, "replicas", 0)
 
@@ -69,8 +72,11 @@ def config_of(options: argparse.Namespace) -> Config:
         "listen": options.listen,
         "admin_listen": OFF,
         "log_level": options.log_level,
-        "pools": [{"name": _POOL, "replicas": [replica], "delta": True, "strip_billing_header": False}],
+        "pools": [{"name": _POOL, "models": [MATCH_ALL], "replicas": [replica], "delta": True, "strip_billing_header": False}],
+        "limits": {"body_mb": _LARGEST_BODY_MB},  # the other gateway has limits of its own, and answers for them
+        "timeouts": {"first_byte_s": _PATIENCE_S},
         "prompt_log": False,  # the header of clients goes to the other gateway
+        "snapshot": {"file": OFF},
         "state": {"url": OFF},
         "workflows": {"enabled": False},
     }
