@@ -25,6 +25,7 @@ DESCRIPTION: Final = (
 LISTEN: Final = "127.0.0.1:8700"
 FIRST_BYTE_S: Final = 3600  # the other gateway has a limit of its own, and sends no pulses to Codex meanwhile
 _POOL: Final = "upstream"
+_LARGEST_BODY_MB: Final = 1024
 _FILES: Final = ("ca_file", "cert_file", "key_file")
 _REPLICA: Final[Key] = ("pools", 0, "replicas", 0)
 
@@ -74,8 +75,10 @@ def config_of(options: argparse.Namespace) -> Config:
         "admin_listen": OFF,
         "log_level": options.log_level,
         "pools": [pool],
+        "limits": {"body_mb": _LARGEST_BODY_MB},  # the other gateway has limits of its own, and answers for them
         "timeouts": {"first_byte_s": FIRST_BYTE_S},
         "prompt_log": False,  # the header of clients goes to the other gateway
+        "snapshot": {"file": OFF},
         "state": {"url": OFF},
         "workflows": {"enabled": False},
     }

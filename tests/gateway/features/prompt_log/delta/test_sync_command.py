@@ -37,6 +37,7 @@ def test_the_flags_make_a_gateway_that_keeps_nothing(monkeypatch: pytest.MonkeyP
     assert (pool.replicas[0].url, pool.delta, pool.strip_billing_header) == ("https://gw.example", True, False)
     assert (pool.models, config.timeouts.first_byte_s) == (("*",), command.FIRST_BYTE_S)
     assert (config.listen, config.prompt_log, config.state.url, config.ledger.url) == (command.LISTEN, False, "off", "off")
+    assert (config.snapshot.file, config.limits.body_mb, config.timeouts.first_byte_s) == ("off", 1024, 3600.0)
 
 
 @pytest.mark.parametrize(
