@@ -230,6 +230,39 @@ async def test_results_reach_the_call_of_their_answer(path: str, tmp_path: Path)
             assert told["input"] == head_name(whole.chain)
 
 
+@pytest.mark.parametrize("path", FORMS)
+async def test_results_reach_their_calls_where_each_turn_has_the_same_ids(path: str, tmp_path: Path) -> None:
+    """Some engines number the calls of each answer anew. The results come in the other order, and are found by ids."""
+
+    async def calls(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        made = {**calling_answer(path, "c0", "c1"), "id": f"resp_{next(_numbers)}"}
+        await writes(http(200, json.dumps(made).encode()))(request, writer)
+
+    async with FakeReplica([calls]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, told, _ = await asked(run, path, "keep", [USER])
+        whole: list[Any] = [USER]
+        for turn in range(1, 4):
+            answer = calling_answer(path, "c0", "c1")
+            own = tool_results(path, "c1", "c0")
+            whole += [*_said(path, answer), *own]
+            expect = names_in(json.dumps(body_of(path, whole)).encode(), FORMS[path])
+            header = f'keep, base="{told["head"]}", expect="{head_name(expect.chain)}"'
+            code, told, _ = await asked(run, path, header, own)
+            assert (code, told["kept"]) == (200, True), told
+            raw = json.dumps(replica.requests[-1].json)
+            assert raw.count('"c0"') == raw.count('"c1"') == 2 * turn
+            assert names_in(raw.encode(), FORMS[path]) == expect
+            swapped = body_of(path, [*whole[: -len(own)], *tool_results(path, "c0", "c1")])
+            assert names_in(json.dumps(swapped).encode(), FORMS[path]).chain != expect.chain
+
+
+def _said(path: str, answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """An answer as turns of a later request."""
+    if path == CHAT:
+        return [answer["choices"][0]["message"]]
+    return [{"role": "assistant", "content": answer["content"]}] if path == MESSAGES else answer["output"]
+
+
 def calling_answer(path: str, one: str, two: str) -> dict[str, Any]:
     if path == CHAT:
         calls = [{"id": id_, "type": "function", "function": {"name": "read", "arguments": "{}"}} for id_ in (one, two)]
