@@ -234,7 +234,11 @@ class Histories:
         if turn.log is not None and (names := turn.log.named(found.output)) is not None:
             log_turn = turn.log
             expires_at = await store.put_turn(
-                replace(stored, log=names), log_turn.framed, log_turn.ttl_s, log_turn.move, log_turn.also
+                replace(stored, log=names, request_id=log_turn.request_id),
+                log_turn.framed,
+                log_turn.ttl_s,
+                log_turn.move,
+                log_turn.also,
             )
             log_turn.ended("kept", expires_at)
             return True

@@ -20,8 +20,8 @@ class LogTurn:
     parent: the id of the base; "": none. before: elements of the frame and of the base, as pieces to join by commas. own: the
     request's elements, as they are in its body; None: all of its elements. stored: the same, as they are stored. keeps: the
     turn is to be stored in any case. framed: the frame to be stored with it. ttl_s: its lifetime; 0: the longest. move: of a
-    ref, to its head. expires_at: of the stored turn; None: it is not stored. also: further
-    work in the transaction that stores it, with its id.
+    ref, to its head. request_id: of its request. expires_at: of the stored turn; None: it is not stored. also: further work in
+    the transaction that stores it, with its id.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class LogTurn:
         self.framed = framed
         self.ttl_s = ttl_s
         self.move: RefMove | None = None
+        self.request_id = ""
         self.expires_at: float | None = None
         self.also: StoreWork | None = None
 

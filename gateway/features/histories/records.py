@@ -47,7 +47,8 @@ class StoredResponse:
     """A response. owner: the tenant or key; ids are unique per owner. parent: the previous response, or "". conversation: its
     conversation, or "". created_at: Unix seconds. input, output: the new items of the request, and the items of the model:
     elements of a JSON list, joined by commas, b"" for none. response: the object for the client, JSON. names: ids of the items
-    in the output, for references to them; written, never read. log: its names in a prompt log.
+    in the output, for references to them; written, never read. log: its names in a prompt log. request_id: of the request of a
+    turn; likewise.
     """
 
     owner: str
@@ -61,6 +62,7 @@ class StoredResponse:
     response: bytes
     names: tuple[str, ...] = ()
     log: TurnNames = NO_NAMES
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +80,14 @@ class FoundTurn:
 
 @dataclass(frozen=True, slots=True)
 class NextTurn:
-    """A turn that answers a log, or goes on from it. head: with its answer."""
+    """A turn that answers a log, or goes on from it. head: with its answer. request_id: of the request that has stored it, "":
+    unknown.
+    """
 
     head: str
     status: str
     created_at: float
+    request_id: str
 
 
 @dataclass(slots=True)

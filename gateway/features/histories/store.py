@@ -151,6 +151,7 @@ class HistoryStore(ConversationStore):
         row: dict[str, Any] = {name: getattr(response, name) for name in _COLUMNS}
         row |= {name: getattr(response.log, name) for name in _NAMES}
         row |= {"after_input": int(response.log.after_input), "digests": response.log.digests or None}
+        row["request_id"] = response.request_id
         row |= {"root": response.id, "turns": 1, "size": len(response.input) + len(response.output) + 2, "emptied": 0}
         row["open"] = response.log.open or None
         row["expires_at"] = expires_at = now + ttl_s

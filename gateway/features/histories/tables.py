@@ -35,7 +35,7 @@ from gateway.database.columns import (
 )
 from gateway.database.tables import Tables
 
-VERSION: Final = 5
+VERSION: Final = 6
 
 schema: Final = MetaData()
 versions: Final = version_table("warmroute_schema", schema)
@@ -55,7 +55,7 @@ def _named(index: str, name: str, *columns: str) -> Index:
 # Of turns of prompt logs: head, input_head: names of the log with and without the answer, "": the row is an ordinary response.
 # form: the dialect of input and output. frame: its name. after_input: the turn goes on from its parent's input, not from its
 # answer. issuer: the pool that made its sealed parts. digests: of the entries, 32 bytes each. open: ids of the calls without a
-# result, after the input and after the output (JSON).
+# result, after the input and after the output (JSON). request_id: of the request that has stored it.
 responses: Final = Table(
     "warmroute_responses",
     schema,
@@ -72,6 +72,7 @@ responses: Final = Table(
     *added_texts("frame", "issuer"),
     Column("after_input", Integer, nullable=False, server_default="0"),
     *added_blobs("digests", "open"),
+    *added_texts("request_id"),
     Index("warmroute_responses_by_root", "owner", "root", "expires_at"),
     Index("warmroute_responses_by_expiry", "emptied", "expires_at"),
     _named("warmroute_responses_by_head", "head", "owner", "head"),
@@ -171,5 +172,10 @@ def _from_version_4(connection: Connection) -> None:
     add_missing(connection, conversations)
 
 
-_MIGRATIONS: Final = {1: _from_version_1, 2: _from_version_2, 3: _from_version_3, 4: _from_version_4}
+def _from_version_5(connection: Connection) -> None:
+    """Adds the column of request ids. O(1)."""
+    add_missing(connection, responses)
+
+
+_MIGRATIONS: Final = {1: _from_version_1, 2: _from_version_2, 3: _from_version_3, 4: _from_version_4, 5: _from_version_5}
 TABLES: Final = Tables("state.url", "responses", schema, versions, VERSION, _MIGRATIONS)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, literal, select, union, union_all, update
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, literal, or_, select, union, union_all, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.database.driver import SQLITE
@@ -112,14 +112,14 @@ class TurnStore(RefStore):
         """The turns with an answer to the log with this head, and the turns that go on from it, the newest first. turns: at
         this head.
         """
-        ids = {turn.id: turn.at_input for turn in turns}
+        ended, begun = ([turn.id for turn in turns if turn.at_input is at_input] for at_input in (False, True))
+        query = {"owner": owner, "head": head, "ended": ended, "begun": begun, "now": self._clock()}
 
         def work(connection: Connection) -> Sequence[Any]:
-            return connection.execute(_NEXT, {"owner": owner, "head": head, "ids": list(ids), "now": self._clock()}).all()
+            return connection.execute(_NEXT, query).all()
 
         rows = await self._database.read(work)
-        fitting = [row for row in rows if row.input_head == head or ids.get(row.parent) == bool(row.after_input)]
-        return [NextTurn(row.head, row.status, row.created_at) for row in fitting[:MAX_FOUND]]
+        return [NextTurn(row.head, row.status, row.created_at, row.request_id) for row in rows]
 
     async def turn_with_id(self, owner: str, id_: str) -> tuple[FoundTurn, StoredResponse]:
         """One turn, or an ordinary response. Raises UnknownObjectError or ExpiredObjectError."""
@@ -228,15 +228,17 @@ def _renew(dialect: Any) -> Any:
 
 
 def _next() -> Any:
-    """Selects the turns with an input head, and the turns with one of these parents."""
-    columns = [responses.c[name] for name in ("head", "input_head", "parent", "after_input", "status", "created_at", "id")]
+    """Selects the turns with an input head, the turns after the answers of others (ended), and after their inputs (begun)."""
+    columns = [responses.c[name] for name in ("head", "status", "created_at", "id", "request_id")]
     mine = and_(responses.c.owner == bindparam("owner"), unexpired(bindparam("now")))
     answers = select(*columns).where(mine, responses.c.input_head != "", responses.c.input_head == bindparam("head"))
-    ids: Any = bindparam("ids", expanding=True)
-    trees = select(responses.c.root).where(responses.c.owner == bindparam("owner"), responses.c.id.in_(ids))
-    later = select(*columns).where(mine, responses.c.root.in_(trees), responses.c.parent.in_(ids), responses.c.head != "")
+    sides: Any = [bindparam(name, expanding=True) for name in ("ended", "begun")]
+    its_id = or_(*(responses.c.id.in_(ids) for ids in sides))
+    trees = select(responses.c.root).where(responses.c.owner == bindparam("owner"), its_id)
+    after = [and_(responses.c.parent.in_(ids), responses.c.after_input == side) for side, ids in enumerate(sides)]
+    later = select(*columns).where(mine, responses.c.root.in_(trees), or_(*after), responses.c.head != "")
     both = union(answers, later).subquery()
-    return select(both).order_by(both.c.created_at.desc(), both.c.id).limit(2 * MAX_FOUND)
+    return select(both).order_by(both.c.created_at.desc(), both.c.id).limit(MAX_FOUND)
 
 
 def _at() -> Any:

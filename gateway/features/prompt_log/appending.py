@@ -90,6 +90,7 @@ class LogAppender:
             latest = await self._jobs.latest(base, lease.account.client)
             raise diverged(length, [*latest, *own.latest], difference)
         kept = KeptTurn(turn, (), own, None, Wishes(keep=True, ttl_s=float(asked.ttl)), self._metrics)
+        kept.request_id = exchange.record.id
         issuers = await issuers_of(store, owner_id, own)
         if len(issuers) > 1:
             raise sealed_issuer(issuers)

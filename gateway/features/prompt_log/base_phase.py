@@ -183,6 +183,7 @@ class BasePhase:
         in_history = form == RESPONSES and bool(pieces)  # the history of stored responses puts them into the body
         own_bytes = own.sent(api.body) if in_history else None
         kept = KeptTurn(turn, [own.leading, *pieces] if in_history else (), own, own_bytes, wishes, self._metrics)
+        kept.request_id = exchange.record.id
         if isinstance(exchange.request, OnceRequest):
             exchange.request.run.join(kept)
         if form != RESPONSES:

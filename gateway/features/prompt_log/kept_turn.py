@@ -37,8 +37,8 @@ log = logging.getLogger("warmroute.state")
 class KeptTurn(LogTurn):
     """A turn with its names. base: an empty id: none. own: what the request adds. own_bytes: as in `LogTurn.own`. issuer: the
     name of the pool that answers, which reads the sealed parts. answered: the answer of a stream of Responses, as its events
-    have it. facts: about the answer, to be stored beside it. result: of a whole answer, as in `ended`. metrics: count the
-    result.
+    have it. facts: about the answer, to be stored beside it. generation: of a token, "": none. result: of a whole answer, as
+    in `ended`. metrics: count the result.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class KeptTurn(LogTurn):
         self.issuer = ""
         self.answered: FinishedAnswer | None = None
         self.facts = b""
+        self.generation = ""
         self.result = ""
         self._after_input = base.at_input
         self._metrics = metrics
@@ -96,11 +97,11 @@ class KeptTurn(LogTurn):
 
     def row(self, owner: str, now: float, answer: AnswerTurn, status: str) -> StoredResponse:
         """The row of a turn of chat or Messages. Raises NoNameError. Its id is a digest of its place and its bytes, so the same
-        turn again is the same row. Facts count, too: a token has the answer of its own generation.
+        turn again is the same row. A generation counts, too: a token has the answer of its own, with its facts.
         """
         names = self.names(answer)
         place = f"{self.form} {self.frame} {self.parent} {self._after_input} {len(self.stored)}\n".encode()
-        digest = sha256(b"".join([place, self.stored, answer.output, self.facts])).hexdigest()
+        digest = sha256(b"".join([place, self.stored, answer.output, self.generation.encode()])).hexdigest()
         return StoredResponse(
             owner=owner,
             id=f"{TURN}{digest[:_ID_CHARS]}",
@@ -111,6 +112,7 @@ class KeptTurn(LogTurn):
             output=answer.output,
             response=self.facts,
             log=names,
+            request_id=self.request_id,
         )
 
     def __repr__(self) -> str:

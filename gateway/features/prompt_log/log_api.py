@@ -190,7 +190,12 @@ async def _log(
 ) -> dict[str, Any]:
     """The log at a head. row: of the newest turn there."""
     children = [
-        {"head": each.head, "status": each.status, "created_at": int(each.created_at)}
+        {
+            "head": each.head,
+            "status": each.status,
+            "request_id": each.request_id or None,
+            "created_at": int(each.created_at),
+        }
         for each in await store.going_on(owner_id, head, turns)
     ]
     return {

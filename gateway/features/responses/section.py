@@ -28,7 +28,7 @@ class StateConfig(ConfigSection, frozen=True):
         int,
         Meta(ge=0, le=MAX_NUMBER, extra={EXPECTED: "0 (a quarter of max_mb) or more"}),
         about("MiB of all that one owner keeps (a tenant, else a client's credentials); 0: a quarter of max_mb."),
-    ] = 0
+    ] = 1024
 
 
 STATE: Final = Section(

@@ -72,7 +72,7 @@ class OnceRun:
 
     def join(self, turn: KeptTurn) -> None:
         """Attaches the turn of its request: its token ends in the transaction that stores the turn."""
-        self.turn, turn.also = turn, self.mark
+        self.turn, turn.also, turn.generation = turn, self.mark, self.id
 
     def add(self, data: bytes) -> None:
         if data:

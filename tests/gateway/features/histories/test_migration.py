@@ -1,7 +1,8 @@
-"""Databases of versions 3 and 4 are migrated, with their data, while a gateway of the release before writes to them."""
+"""Databases of versions 3 to 5 are migrated, with their data, while a gateway of the release before writes to them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, insert, select, text
@@ -41,6 +42,12 @@ _CONVERSATION = """INSERT INTO warmroute_conversations (owner, id, created_at, e
 _TURN = """INSERT INTO warmroute_responses (owner, id, parent, root, conversation, created_at, expires_at, status, turns, size,
  emptied, input, output, response, head, input_head, form, frame, after_input, issuer, digests, open) VALUES ('o', :id, '', :id,
  '', 5.0, 1000900.0, 'completed', 1, 5, 0, :none, :none, :none, 'pl1_a', 'pl1_b', 'chat', 'pf1_c', 0, '', :none, NULL)"""
+
+
+def version_5(connection: Connection) -> None:
+    """The table of responses as the release before has left it."""
+    connection.execute(text("ALTER TABLE warmroute_responses DROP COLUMN request_id"))
+    connection.execute(text("UPDATE warmroute_schema SET version = 5"))
 
 
 def version_4(connection: Connection) -> None:
@@ -93,6 +100,7 @@ async def test_a_database_of_version_4_is_migrated_while_its_gateway_writes(url:
     before = Database(url, Tables("state.url", "responses", tables.schema, tables.versions, tables.VERSION))
     await before.open()
     try:
+        await before.write(version_5)
         await before.write(version_4)
         async with opened(url, clock) as store:
             later = {"id": "conv_2", "metadata": b'{"a":"b"}'}
@@ -115,5 +123,21 @@ async def test_a_database_of_version_4_is_migrated_while_its_gateway_writes(url:
             assert dict(found._mapping) == token
             heads = select(tables.conversations.c.head)
             assert await before.read(lambda connection: connection.execute(heads).scalars().all()) == ["", ""]
+    finally:
+        await before.close()
+
+
+async def test_a_database_of_version_5_is_migrated_while_its_gateway_writes(url: str) -> None:
+    before = Database(url, Tables("state.url", "responses", tables.schema, tables.versions, tables.VERSION))
+    await before.open()
+    try:
+        await before.write(version_5)
+        await before.write(lambda connection: connection.execute(text(_TURN), {"id": "turn_1", "none": b""}))
+        async with opened(url, Clock()) as store:
+            await before.write(lambda connection: connection.execute(text(_TURN), {"id": "turn_2", "none": b""}))
+            await store.put_turn(replace(turn("t", head="pl1_a", input_head="pl1_b"), request_id="r-1"))
+            found = await store.going_on("o", "pl1_b", [])
+            assert sorted(each.request_id for each in found) == ["", "", "r-1"]
+            assert {each.head for each in found} == {"pl1_a"}
     finally:
         await before.close()

@@ -12,7 +12,8 @@ from sqlalchemy.dialects import sqlite
 from gateway.features.histories import refs, turns
 from tests.gateway.features.histories.conftest import file_url, opened
 
-VALUES: dict[str, Any] = {"owner": "o", "head": "a", "id": "i", "now": 1.0, "ids": ["i", "j"], "name": "n", "form": "chat"}
+PARENTS = {"ended": ["i", "j"], "begun": ["k"]}
+VALUES: dict[str, Any] = {"owner": "o", "head": "a", "id": "i", "now": 1.0, **PARENTS, "name": "n", "form": "chat"}
 STATEMENTS = {
     "turns at a head": turns._AT,
     "what goes on": turns._NEXT,

@@ -18,6 +18,7 @@ from gateway.features.histories.records import (
     UnknownObjectError,
 )
 from gateway.features.histories.tables import TABLES
+from gateway.features.histories.turns import MAX_FOUND
 from gateway.features.responses.background.response_runs import ResponseRuns
 from gateway.features.runs.stored_runs import RunStore
 from tests.gateway.features.histories.conftest import TTL_S, Clock, opened, response
@@ -176,6 +177,21 @@ async def test_what_goes_on_from_a_head_and_its_deletion(url: str) -> None:
         assert await store.delete_turns("o", "b", tree=False) == 1
         assert await store.delete_turns("o", "c", tree=True) == 2
         await agrees(store)
+
+
+async def test_the_newest_turns_after_a_head_are_found_among_many_after_its_input(url: str) -> None:
+    clock = Clock()
+    async with opened(url, clock) as store:
+        await store.put_turn(turn("turn_0", head="a", input_head="i"))
+        for number in range(MAX_FOUND + 2):
+            await store.put_turn(replace(turn(f"turn_{number + 1}", "turn_0", head=f"b{number}"), created_at=10.0 + number))
+        for number in range(2 * MAX_FOUND):  # newer ones
+            forked = turn(f"fork_{number}", "turn_0", head=f"c{number}", after_input=True)
+            await store.put_turn(replace(forked, created_at=1_000.0 + number))
+        found = await store.going_on("o", "a", await store.turns_at("o", "a"))
+        assert [each.head for each in found] == [f"b{number}" for number in range(MAX_FOUND + 1, 1, -1)]
+        found = await store.going_on("o", "i", await store.turns_at("o", "i"))
+        assert [each.head for each in found] == [f"c{number}" for number in range(2 * MAX_FOUND - 1, MAX_FOUND - 1, -1)]
 
 
 class CountingDatabase(Database):

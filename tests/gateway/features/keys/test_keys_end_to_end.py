@@ -680,7 +680,7 @@ async def test_an_estimated_count_of_tokens_counts(tmp_path: Path) -> None:
 
 async def test_stored_objects_have_a_bound(tmp_path: Path) -> None:
     """The owner gets an error; an answer that cannot be stored says so."""
-    state = {"url": f"sqlite:///{tmp_path}/state.sqlite", "max_mb": 1}
+    state = {"url": f"sqlite:///{tmp_path}/state.sqlite", "max_mb": 1, "owner_mb": 0}
     items = [{"type": "message", "role": "user", "content": "x" * 200_000}]
     whole = writes(http(200, json.dumps(RESPONSE).encode()))
     async with FakeReplica([whole]) as replica, keyed(tmp_path, replica, state=state) as run:

@@ -302,7 +302,7 @@ async def test_a_store_that_fails_costs_no_answer(path: str, stream: bool, tmp_p
 
 
 async def test_a_full_store_costs_no_answer(tmp_path: Path) -> None:
-    async with FakeReplica([answers()]) as replica, running(replica, **kept_in(tmp_path, max_mb=1)) as run:
+    async with FakeReplica([answers()]) as replica, running(replica, **kept_in(tmp_path, max_mb=1, owner_mb=0)) as run:
         code, told, _ = await asked(run, CHAT, "keep", [{"role": "user", "content": "x" * 300_000}])
         assert (code, told["kept"], told["length"]) == (200, False, 2)
         assert (await run.metrics())['warmroute_prompt_log_turns_total{result="full"}'] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,15 @@ from tests.gateway.features.prompt_log.test_kept_turns import (
     engine,
     kept_in,
 )
-from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, FORMS, MESSAGES, RESPONSES, USER, in_turn
+from tests.gateway.features.prompt_log.test_names_end_to_end import (
+    CHAT,
+    FORMS,
+    MESSAGES,
+    RESPONSES,
+    USER,
+    in_turn,
+    told_in,
+)
 from tests.support.fakes import FakeReplica, answers, status
 
 
@@ -43,13 +52,30 @@ async def test_a_log_is_shown_with_what_goes_on_from_it(path: str, tmp_path: Pat
         code, log = await called(run, "GET", first["head"])
         assert (code, log["head"], log["length"], log["form"]) == (200, first["head"], 2, FORMS[path])
         assert (log["frame"], log["expires_at"]) == (first["frame"], first["expires"])
-        assert [each["head"] for each in log["children"]] == [second["head"]]
+        (child,) = log["children"]
+        assert (child["head"], child["status"]) == (second["head"], "completed")
+        assert re.fullmatch("wr-[0-9a-f]{32}", child["request_id"])
         code, log = await called(run, "GET", first["input"])
         assert (code, log["length"]) == (200, 1)
         assert {each["head"] for each in log["children"]} == {first["head"], fork["head"]}
         code, log = await called(run, "GET", second["input"])
         assert (log["length"], [each["head"] for each in log["children"]]) == (3, [second["head"]])
         assert len(replica.requests) == 3
+
+
+@pytest.mark.parametrize("path", FORMS)
+async def test_a_lost_answer_is_known_by_the_id_of_its_request(path: str, tmp_path: Path) -> None:
+    async with FakeReplica([engine(path, stream=False)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        headers = {"Authorization": "Bearer k", "Prompt-Log": "keep", "X-Request-Id": "mine-1"}
+        async with run.session.post(run.url + path, json=body_of(path, [USER]), headers=headers) as answer:
+            told = told_in(answer.headers)
+        appended = {"form": FORMS[path], "base": told["head"], "body": {LISTS[path]: [NOW]}}
+        headers = {"Authorization": "Bearer k", "X-Request-Id": "mine-2"}
+        async with run.session.post(f"{run.url}/v1/logs", json=appended, headers=headers) as answer:
+            assert answer.status == 200
+        for name, wanted in ((told["input"], "mine-1"), (told["head"], "mine-2")):
+            _, log = await called(run, "GET", name)
+            assert [each["request_id"] for each in log["children"]] == [wanted]
 
 
 @pytest.mark.parametrize("path", FORMS)

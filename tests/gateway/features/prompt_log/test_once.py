@@ -178,6 +178,23 @@ async def test_a_repeated_answer_is_not_that_of_an_equal_turn(tmp_path: Path) ->
         assert len(replica.requests) == 2
 
 
+async def test_two_tokens_have_rows_of_their_own_even_if_their_answers_are_equal(tmp_path: Path) -> None:
+    """The engine gives both answers one id, one text and one usage."""
+    async with FakeReplica([both(CHAT)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        found = [await asked(run, CHAT, f'once="token-000{number}"', [USER]) for number in (1, 2)]
+        await settled(run)
+        assert found[0][2] == found[1][2]
+        async with run.session.get(
+            f"{run.url}/v1/logs/{found[0][1]['input']}", headers={"Authorization": "Bearer k"}
+        ) as answer:
+            children = (await answer.json())["children"]
+        assert len(children) == len({each["request_id"] for each in children}) == 2
+        for number in (1, 2):
+            code, again, _ = await asked(run, CHAT, f'once="token-000{number}"', [USER])
+            assert (code, again["repeated"]) == (200, True)
+        assert len(replica.requests) == 2
+
+
 @pytest.mark.parametrize("path", FORMS)
 async def test_the_same_token_joins_a_running_generation(path: str, tmp_path: Path) -> None:
     hold = asyncio.Event()
