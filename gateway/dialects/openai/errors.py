@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from gateway.dialects.full_context import CODE, FullContext
 from gateway.errors import GatewayError
+
+_TOO_MANY: Final = 429
+_LIMITED: Final = "rate_limit_error"
 
 
 def error_body(error: GatewayError) -> bytes:
@@ -19,6 +22,14 @@ def error_of(error: GatewayError) -> dict[str, dict[str, Any]]:
     kind = "invalid_request_error" if error.fault == "client" else "server_error"
     told = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
     return {"error": {**told, **error.members} if error.members else told}
+
+
+def event_error_of(error: GatewayError) -> dict[str, dict[str, Any]]:
+    """The error object in an event of a stream. By its type clients see a 429, which they repeat: an event has no status."""
+    told = error_of(error)
+    if error.status == _TOO_MANY and not error.permanent:
+        told["error"]["type"] = _LIMITED
+    return told
 
 
 def full_context_error(full: FullContext, body: bytes) -> bytes:

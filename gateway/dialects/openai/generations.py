@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import orjson
+
 from gateway.dialects.answer import UsageTail, usage_of
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import AnswerTail, Continuation, Dialect, StreamReader
@@ -13,7 +15,7 @@ from gateway.dialects.finished_answer import AnswerAssembler
 from gateway.dialects.full_context import FullContext
 from gateway.dialects.openai.chat_answer import ChatAssembler
 from gateway.dialects.openai.continuation import TextContinuation
-from gateway.dialects.openai.errors import error_body, full_context_error
+from gateway.dialects.openai.errors import error_body, event_error_of, full_context_error
 from gateway.dialects.openai.request import CHAT, COMPLETION, GUESS, parse
 from gateway.dialects.openai.stream import ChunkReader, SeveralReader, first_event, is_opening
 from gateway.dialects.openai.usage import parse_usage
@@ -64,7 +66,7 @@ class GenerationBody(Dialect):
 
     def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
         """The error, then [DONE], as vLLM writes it."""
-        return b"data: " + error_body(error) + b"\n\ndata: [DONE]\n\n"
+        return b"data: " + orjson.dumps(event_error_of(error)) + b"\n\ndata: [DONE]\n\n"
 
 
 class ChatBody(GenerationBody):

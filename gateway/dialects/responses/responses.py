@@ -16,7 +16,7 @@ from gateway.dialects.events.named import first_event, name_of
 from gateway.dialects.events.sse import comment
 from gateway.dialects.finished_answer import AnswerAssembler
 from gateway.dialects.full_context import FullContext
-from gateway.dialects.openai.errors import error_body, error_of, full_context_error
+from gateway.dialects.openai.errors import error_body, event_error_of, full_context_error
 from gateway.dialects.passthrough import PassThrough
 from gateway.dialects.responses.ids import id_in, path_id, refers
 from gateway.dialects.responses.prompt import has_context, responses_prompt, runs_tools
@@ -168,5 +168,5 @@ def _error_event(error: GatewayError, reader: StreamReader | None) -> bytes:
     """OpenAI's servers send `error`, and its clients raise at it; the flat fields are from OpenAI's documentation."""
     number = reader.last_number + 1 if reader else 0
     data: dict[str, Any] = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
-    data |= {"sequence_number": number, **error_of(error)}
+    data |= {"sequence_number": number, **event_error_of(error)}
     return b"event: error\ndata: " + orjson.dumps(data) + b"\n\n"
