@@ -11,7 +11,7 @@ as without pulses: the queue, attempts, fallback pools. Only its form differs: a
 answer that is no stream becomes one (`delivery.py`).
 
 Clients in `EVENT_COUNTERS` leave a while after the last event, and comments are none: they get no head before the replica's
-first byte, and events as pulses, whatever the replica sends before its first token.
+first byte, and events as pulses, though the replica may send comments before its first token.
 
 Not while written bytes wait in the gateway, because the client does not read them, and not within an event.
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.clients.agent_engine import CALLS, AgentEngine
-from tests.clients.test_agents import AGENTS, ALL_AGENTS, AUTHORITIES, CONFIG
+from tests.clients.programs import AGENTS, AUTHORITIES
+from tests.clients.test_agents import ALL_AGENTS, CONFIG
 from tests.deploy.fronts.stage import front, gateways_of
 
 SESSIONS = 6

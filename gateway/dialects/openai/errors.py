@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from gateway.dialects.full_context import CODE, FullContext
 from gateway.errors import GatewayError
+
+_TOO_MANY: Final = 429
+_LIMITED: Final = "rate_limit_error"
 
 
 def error_body(error: GatewayError) -> bytes:
@@ -22,8 +25,11 @@ def error_of(error: GatewayError) -> dict[str, dict[str, Any]]:
 
 
 def event_error_of(error: GatewayError) -> dict[str, dict[str, Any]]:
-    """`error_of` for an event of a stream, whose head has said 200."""
-    return {"error": {**error_of(error)["error"], "status": error.status}}
+    """`error_of` for an event of a stream, whose head has said 200. Some clients repeat a 429 by its type."""
+    told = {**error_of(error)["error"], "status": error.status}
+    if error.status == _TOO_MANY and not error.permanent:
+        told["type"] = _LIMITED
+    return {"error": told}
 
 
 def full_context_error(full: FullContext, body: bytes) -> bytes:

@@ -4,8 +4,8 @@
                                                           └──► other outputs: member `workflow` of the answer or its last chunk
 
 The text of the step that is the primary output (`running/passing.py`) passes as it comes, once no step can kill it any more.
-Any other primary output comes in one piece. Until the first byte of text nothing has been sent, so a failure has the status
-of its step.
+Any other primary output comes in one piece. Until the first byte of text only signs of life are sent (`request/pulses.py`): a
+failure has the status of its step, or is an event with its code after these.
 """
 
 from __future__ import annotations
@@ -76,6 +76,10 @@ class WorkflowDoor:
     def _begun(self, exchange: Exchange, body: bytes | None, lines: bytes, answer: DoorAnswer) -> ClientReply:
         record = exchange.record
         record.status = 200
+        self._core.pulses.forget(exchange)
+        if exchange.delivered.early and (begun := exchange.delivered.reply) is not None:
+            record.answer.ok = record.answer.complete = True
+            return begun
         if answer.form.ignored:
             lines += f"X-Warmroute-Ignored: {', '.join(answer.form.ignored)}\r\n".encode("ascii", "replace")
         reply = self._core.replies.begin(exchange, 200, body, lines)
@@ -98,6 +102,7 @@ class WorkflowDoor:
 
         running = asyncio.get_running_loop().create_task(perform(), name=run.id)
         exchange.record.subject.stream = True
+        self._core.pulses.watch(exchange)
         try:
             while not (log.next or log.ended):
                 await log.changed()

@@ -75,7 +75,7 @@ class DeltaForm(Form):
 
     def of(self, exchange: Exchange, replica: ReplicaState, now: float) -> Form | None:
         """This form, if the pool has the option and the request may be a turn of a log."""
-        if not exchange.target.delta or exchange.request.path not in FORMS_BY_PATH or exchange.request.opened_by is not None:
+        if not exchange.target.delta or exchange.request.path not in FORMS_BY_PATH:
             return None
         return self
 
@@ -136,8 +136,9 @@ class DeltaForm(Form):
         return self._again(exchange, replica, request, whole_plan(outline) if named else None)
 
     def _is_own(self, exchange: Exchange) -> bool:
-        """True if the client speaks with the other gateway itself."""
-        return self._passes and exchange.request.headers.get(HEADER) is not None
+        """True if the client speaks with the other gateway itself. Messages of a WebSocket ignore the header."""
+        request = exchange.request
+        return self._passes and request.opened_by is None and request.headers.get(HEADER) is not None
 
     def _planned(self, exchange: Exchange, replica: ReplicaState, request: DeltaRequest) -> ReplicaCall:
         """The call with its plan."""
