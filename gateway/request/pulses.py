@@ -53,15 +53,20 @@ class Pulses:
         self._clock = clock
         self._clients: dict[Exchange, StreamClient] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._every_s = 0.0  # `limits.keepalive_s` when the timer was set
 
     def watch(self, exchange: Exchange) -> None:
         """A request begins to wait: if it is for a stream, `forget` must follow."""
-        if not (exchange.api.stream and self._live.keepalive_s):
+        every_s = self._live.keepalive_s
+        if not (exchange.api.stream and every_s):
             return
         if exchange.request.pulses and exchange.dialect.pulsed:
             self._clients[exchange] = StreamClient(exchange, self._replies, self._audience)
             if self._timer is None:
-                self._arm(self._live.keepalive_s)
+                self._arm(every_s)
+            elif every_s < self._every_s:  # the configuration has changed
+                self._timer.cancel()
+                self._arm(0.0)
 
     def forget(self, exchange: Exchange) -> None:
         """The request is over. Idempotent."""
@@ -73,6 +78,7 @@ class Pulses:
         return list(self._clients.values())
 
     def _arm(self, delay_s: float) -> None:
+        self._every_s = self._live.keepalive_s
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._check)
 
     def _check(self) -> None:

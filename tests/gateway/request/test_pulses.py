@@ -15,6 +15,7 @@ import pytest
 
 from gateway.dialects.table import DIALECTS
 from gateway.request.pulses import AT_ONCE, EVENT_COUNTERS, ordinal
+from tests.gateway.cluster.test_reload import reload
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.features.translation.test_translation import chat_only
 from tests.gateway.request.test_dialects import (
@@ -559,6 +560,16 @@ async def test_zero_turns_pulses_off() -> None:
         assert not run.gateway.pulses.clients
         go.set()
         assert b": " not in (await (await task).read()).replace(b": {", b"").replace(b'": ', b"").replace(b"data: ", b"")
+
+
+async def test_a_shorter_time_in_a_changed_configuration_is_for_all_from_the_next_request_on() -> None:
+    go, other = asyncio.Event(), asyncio.Event()
+    async with FakeReplica([once(go, streams("a")), once(other, streams("b"))]) as replica, running(replica, **RARELY) as run:
+        task = asyncio.create_task(told(run, CHAT, go))
+        await eventually(lambda: replica.requests)
+        await reload(run, replica, **OFTEN)
+        assert is_pulse(CHAT, (await told(run, CHAT, other)).first)
+        assert is_pulse(CHAT, (await task).first)
 
 
 async def test_a_plain_request_is_not_watched() -> None:
