@@ -431,7 +431,7 @@ async def test_heads_are_in_no_log_line_and_no_metric(request_lines: Callable[[]
 async def test_a_response_goes_on_from_a_head_as_its_previous_one(tmp_path: Path) -> None:
     async with FakeReplica([responds]) as replica, running(replica, **kept_in(tmp_path)) as run:
         _, told, raw = await asked(run, RESPONSES, "keep", [USER], store=False)
-        assert json.loads(raw)["store"] is True
+        assert json.loads(raw)["store"] is False, "as the client has asked; the names tell that it is kept"
         code, again, _ = await asked(run, RESPONSES, "name, keep", [NOW], previous_response_id=told["head"])
         assert (code, again["length"], len(seen(replica, RESPONSES))) == (200, 4, 3)
         code, _, _ = await asked(run, RESPONSES, None, [NOW], previous_response_id=told["head"])

@@ -16,7 +16,7 @@ from tests.gateway.conftest import Running, running
 from tests.gateway.features.keys.conftest import bearer, keyed, made
 from tests.gateway.features.prompt_log.delta.test_delta_end_to_end import LONG
 from tests.gateway.features.prompt_log.delta.test_sync_command import parsed
-from tests.gateway.features.prompt_log.delta.two_gateways import TwoGateways, delta_config
+from tests.gateway.features.prompt_log.delta.two_gateways import TwoGateways, delta_config, two_gateways
 from tests.gateway.features.prompt_log.test_kept_turns import NOW, SAID, body_of, engine, kept_in
 from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, MESSAGES, RESPONSES
 from tests.gateway.features.prompt_log.test_sealed import SEALED, seals, two
@@ -111,3 +111,15 @@ async def test_attempts_ask_for_the_form_once_a_pool_has_the_option() -> None:
         for _ in range(2):
             await reload(run, replica, pools=[{"replicas": [replica.url], "delta": True}])
             assert forms.count(form) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_says_whether_its_client_wanted_it_stored(stream: bool, tmp_path: Path) -> None:
+    """The turn is kept in any case, which is told by the names, not by the response."""
+    async with FakeReplica([engine(RESPONSES, stream=stream)]) as replica, two_gateways(replica, tmp_path) as both:
+        for store in (False, True):
+            for turns in ([LONG], [LONG, SAID, NOW]):
+                code, _, raw = await both.ask(RESPONSES, turns, stream=stream, store=store)
+                other = b'"store":%b' % (b"false" if store else b"true")
+                assert (code, b'"store":%b' % (b"true" if store else b"false") in raw, other in raw) == (200, True, False)
+        assert await both.counts() == {"whole": 2, "delta": 2}
