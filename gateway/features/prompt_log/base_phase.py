@@ -132,7 +132,8 @@ class BasePhase:
                 raise logs_off("This gateway keeps no logs (state).", "frame" if wishes.base is None else "base")
             return
         try:
-            store = await self._store.get()
+            reads = wishes.base is not None or wishes.frame or wishes.once
+            store = await (self._store.get() if reads else self._store.get_soon())
         except StoreFailed as failure:
             if wishes.base is not None or wishes.frame:
                 raise not_answering(failure) from None

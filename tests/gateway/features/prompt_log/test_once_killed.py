@@ -8,8 +8,8 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import random
-import sqlite3
 import sys
 import time
 from collections import Counter
@@ -19,14 +19,18 @@ from typing import Any
 
 import aiohttp
 import pytest
+from sqlalchemy import Connection, text
 
 from bench.measure.ports import free_port
+from gateway.database.database import Database
+from gateway.features.histories.tables import TABLES
 from tests.deploy.processes import answers
 from tests.gateway.features.prompt_log.test_kept_turns import body_of
 from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, told_in, told_in_stream
 from tests.gateway.features.prompt_log.test_once import text_of
 from tests.support.paths import ROOT
-from tests.support.tiers import nightly
+from tests.support.postgres import PASSWORD
+from tests.support.tiers import gate
 
 # An engine with another text in each answer. It says when it begins a generation, and when the whole answer is written.
 ENGINE = """
@@ -65,9 +69,9 @@ class Program:
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        pipe = asyncio.subprocess.PIPE
+        pipe, environment = asyncio.subprocess.PIPE, {**os.environ, "PGPASSWORD": PASSWORD}
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, *self._arguments, cwd=ROOT, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+            sys.executable, *self._arguments, cwd=ROOT, env=environment, stdout=pipe, stderr=asyncio.subprocess.STDOUT
         )
         assert self._process.stdout
         self._reading = asyncio.create_task(self._read(self._process.stdout))
@@ -93,12 +97,12 @@ class Stage:
     token.
     """
 
-    def __init__(self, folder: Path, session: aiohttp.ClientSession, seed: int) -> None:
+    def __init__(self, folder: Path, url: str, session: aiohttp.ClientSession, seed: int) -> None:
         self.answers = dict[str, list[tuple[str, str]]]()
         self.restarts = Counter[str]()
         self.engines = [self._engine(free_port()) for _ in range(2)]
-        self.gateways = [self._gateway(folder, free_port()) for _ in range(2)]
-        self._database = folder / "state.db"
+        self.gateways = [self._gateway(folder, url, free_port()) for _ in range(2)]
+        self._url = url
         self._session = session
         self._chance = random.Random(seed)
         self._numbers = itertools.count()
@@ -106,10 +110,10 @@ class Stage:
     def _engine(self, port: int) -> Program:
         return Program("-c", ENGINE, str(port), ready="/v1/models", port=port)
 
-    def _gateway(self, folder: Path, port: int) -> Program:
+    def _gateway(self, folder: Path, url: str, port: int) -> Program:
         config = folder / "gateway.yaml"
         pool = {"name": "p", "replicas": [each.url for each in self.engines]}
-        config.write_text(json.dumps({"pools": [pool], "state": {"url": f"sqlite:///{folder}/state.db"}}))
+        config.write_text(json.dumps({"pools": [pool], "state": {"url": url.replace(f":{PASSWORD}@", "@")}}))
         return Program("-m", "gateway", "serve", "--config", str(config), "--port", str(port), ready="/v1/models", port=port)
 
     @contextlib.asynccontextmanager
@@ -164,22 +168,33 @@ class Stage:
         """Its tokens are free at once, as after the 60 s of a silent runner."""
         gateway, probe = self._chance.choice(self.gateways), f"probe-{next(self._numbers):04}"
         await self.client(probe, gateway)
-        with contextlib.closing(sqlite3.connect(self._database, timeout=60)) as file:
-            row = file.execute("select runner from warmroute_once where token = ?", [probe]).fetchone()
+        [(runner,)] = await self._executed("select runner from warmroute_once where token = :token", token=probe)
         await gateway.kill()
-        mine = f"{row[0].partition('-')[0]}-%"
-        with contextlib.closing(sqlite3.connect(self._database, timeout=60)) as file, file:
-            running = file.execute("select token from warmroute_once where turn = '' and runner like ?", [mine])
-            self.restarts.update(token for (token,) in running)
-            silent = "update warmroute_once set alive_until = ? where turn = '' and runner like ?"
-            file.execute(silent, [time.time() - 1, mine])
+        mine, prefix = "turn = '' and runner like :prefix", f"{runner.partition('-')[0]}-%"
+        found = await self._executed(f"select token from warmroute_once where {mine}", prefix=prefix)
+        self.restarts.update(token for (token,) in found)
+        silent = f"update warmroute_once set alive_until = :past where {mine}"
+        await self._executed(silent, prefix=prefix, past=time.time() - 1)
         await gateway.start()
 
+    async def _executed(self, statement: str, **values: Any) -> list[Any]:
+        """The rows of a statement."""
 
-@pytest.mark.parametrize(
-    ("tokens", "kills"), [(24, 2), pytest.param(400, 24, marks=nightly("two kills, one of each kind, are in the gate"))]
-)
-async def test_killed_processes_cost_no_token_its_answer(tokens: int, kills: int, tmp_path: Path) -> None:
+        def work(connection: Connection) -> list[Any]:
+            result = connection.execute(text(statement), values)
+            return list(result.all()) if result.returns_rows else []
+
+        database = Database(self._url, TABLES)
+        await database.open()
+        try:
+            return await database.write(work)
+        finally:
+            await database.close()
+
+
+@gate("sqlite-24-2", reason="one kill of each kind; the store's statements have tests with Postgres (test_once_store.py)")
+@pytest.mark.parametrize(("tokens", "kills"), [(24, 2), (400, 24)])
+async def test_killed_processes_cost_no_token_its_answer(tokens: int, kills: int, url: str, tmp_path: Path) -> None:
     limit = asyncio.Semaphore(24)
 
     async def two(stage: Stage, token: str) -> None:
@@ -187,7 +202,7 @@ async def test_killed_processes_cost_no_token_its_answer(tokens: int, kills: int
             await asyncio.gather(stage.client(token), stage.client(token))
 
     async with aiohttp.ClientSession() as session:
-        stage = Stage(tmp_path, session, tokens)
+        stage = Stage(tmp_path, url, session, tokens)
         async with stage.running():
             names = [f"token-{number:06}" for number in range(tokens)]
             clients = asyncio.gather(*(two(stage, token) for token in names))
