@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.config.schema import Config
+from gateway.config.schema import Config, LimitConfig
 from gateway.config.sections import processes_of
 
 log = logging.getLogger("warmroute.gateway")
@@ -54,24 +54,30 @@ def raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def connection_limit(config: Config) -> int:
-    """Maximum number of client connections of this process: as configured, but limited by its file descriptors.
+def connection_limit(config: Config, files: int | None = None) -> int:
+    """Maximum number of client connections of this process: as configured, but limited by its file descriptors. files: their
+    number; None: the limit in force.
 
     A request takes two, one to its client and one to its replica. A quarter of all, at most _MAX_RESERVE, is left for other
     uses.
     """
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files is None:
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return config.limits.connections
     return max(1, min(config.limits.connections, (files - min(files // 4, _MAX_RESERVE)) // 2))
 
 
-def warn_of_connections(config: Config) -> None:
-    """Logs if fewer connections than configured are possible."""
-    limit = connection_limit(config)
-    if limit < config.limits.connections:
-        extra = {"configured": config.limits.connections, "in_force": limit}
-        log.warning("limits.connections is more than the open files allow (ulimit -n)", extra=extra)
+def warn_of_connections(config: Config, files: int | None = None) -> None:
+    """Logs if fewer connections than configured are possible. Nobody has chosen the default number: of that, more than half is
+    no reason for a warning.
+    """
+    limit, configured = connection_limit(config, files), config.limits.connections
+    if limit < configured:
+        calm = configured == LimitConfig().connections and limit >= configured // 2
+        level = logging.INFO if calm else logging.WARNING
+        extra = {"configured": configured, "in_force": limit}
+        log.log(level, "limits.connections is more than the open files allow (ulimit -n)", extra=extra)
 
 
 def budget_bytes(config: Config, root: Path = Path("/")) -> int:

@@ -43,13 +43,10 @@ def _table(board: Board) -> Iterator[str]:
     yield ""
     yield f"[`{board.name}.json`](../dashboards/{board.name}.json). {board.question}"
     yield ""
-    yield "| panel | |"
+    yield "| row | panels |"
     yield "|---|---|"
     for row in board.rows:
-        if row.title:
-            yield f"| *{row.title}* | |"
-        for panel in row.panels:
-            yield f"| **{panel.title}** | {panel.text} |"
+        yield f"| {row.title} | {'; '.join(panel.title for panel in row.panels)} |"
     yield ""
 
 

@@ -137,7 +137,7 @@ def test_the_checks_notice_mistakes(exported: set[str]) -> None:
         parsed(Query("p", "A", "sum(rate(warmroute_requests_total[$__range])", ""))
 
 
-def test_the_docs_explain_every_panel(root: Path) -> None:
+def test_the_docs_name_every_panel(root: Path) -> None:
     text = (root / "docs" / "dashboards.md").read_text("utf-8")
     assert page(text) == text, "run: python -m scripts.dashboards"
 

@@ -23,7 +23,7 @@ from gateway.features.prompt_log.bases import HISTORY_SHARE, Base
 from gateway.features.prompt_log.divergence import Divergence, diverged
 from gateway.features.prompt_log.job import named
 from gateway.features.prompt_log.kept_turn import TurnKeeper
-from gateway.features.prompt_log.log_request import LOG_REQUEST
+from gateway.features.prompt_log.log_request import LOG_REQUEST, count_refusal
 from gateway.features.prompt_log.log_tap import LogTap
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming.chain import EMPTY
@@ -73,8 +73,7 @@ class NamingPhase:
                 request.names = names.chain, names.frame, names.length
                 NAMED_LOG.set(exchange.record, NamedLog(names.length, WHOLE, (names.digests,)))
         except GatewayError as error:
-            if error.members is not None:
-                self._metrics.refused.add((error.code,))
+            count_refusal(exchange, error, self._metrics)
             raise
         keeper = None
         if self._store is not None and request.turn is not None:

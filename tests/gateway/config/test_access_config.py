@@ -173,7 +173,8 @@ def test_keys_that_go_over_the_network_in_clear_are_warned_of() -> None:
 
 def test_a_missing_key_is_no_error_of_the_file() -> None:
     """It may come later, as a mounted secret: the replica is down until then."""
-    pool({"url": URL, "key": {"env": "NOT_SET_ANYWHERE"}})
+    (replica,) = pool({"url": URL, "key": {"env": "NOT_SET_ANYWHERE"}}).pools[0].replicas
+    assert replica.key == KeyConfig(env="NOT_SET_ANYWHERE")
 
 
 def test_what_kubernetes_finds_is_connected_to_as_its_source_says() -> None:

@@ -172,7 +172,10 @@ def test_the_largest_numbers_that_are_allowed_can_be_used() -> None:
         routing={"block_bytes": MAX_NUMBER, "ttl_s": MAX_NUMBER, "memory_mb": MAX_NUMBER},
         limits={"body_mb": MAX_NUMBER, "inflight_mb": MAX_NUMBER, "connections": MAX_NUMBER},
     )
-    compose(loaded, LOGGED)
+    gateway = compose(loaded, LOGGED)
+    (pool,) = gateway.fleet.pools
+    (replica,) = pool.replicas
+    assert (replica.member.capacity_tokens, pool.admission.max_inflight) == (MAX_NUMBER, MAX_NUMBER)
 
 
 def refused(**raw: Any) -> str:

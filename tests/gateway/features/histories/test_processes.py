@@ -96,6 +96,7 @@ async def test_a_file_that_another_process_is_making_is_waited_for(tmp_path: Pat
         asyncio.get_running_loop().call_later(0.3, other.execute, "COMMIT")  # where this is too early, the test shows less
         async with opened(file_url(path)) as store:
             await store.put(response("here"))
+            assert await store.get("o", "here") == response("here")
 
 
 async def test_one_that_another_process_never_leaves_is_a_failure(tmp_path: Path) -> None:

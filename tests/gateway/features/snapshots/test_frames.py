@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.features.snapshots.frames import END, Frames, frames_of
@@ -42,8 +42,10 @@ def test_one_that_is_too_large_is_refused_before_its_end() -> None:
 
 
 @given(st.lists(st.sampled_from(FRAMES) | st.binary(max_size=30) | st.binary(max_size=30).map(END.__add__), max_size=8))
-def test_any_frames_are_survived(frames: list[bytes]) -> None:
-    made = Frames()
+@example(FRAMES)
+@example([*FRAMES[:-1], b"", FRAMES[-1]])
+def test_of_any_frames_only_its_own_are_the_snapshot(frames: list[bytes]) -> None:
+    found = None
     with contextlib.suppress(KnowledgeError):
-        for frame in frames:
-            made.add(frame)
+        found = received(frames[: len(FRAMES) + 1])
+    assert found is None or (found.header, b"".join(found.chunks)) == (SNAPSHOT.header, b"".join(SNAPSHOT.chunks))

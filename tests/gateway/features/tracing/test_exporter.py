@@ -161,4 +161,7 @@ async def test_after_a_failure_the_end_tries_no_further_batch() -> None:
 
 
 def test_one_that_was_never_started_can_be_closed() -> None:
-    asyncio.run(Exporter(Sent()).close())
+    exporter = Exporter(Sent())
+    asyncio.run(exporter.close())
+    exporter.put(spans())
+    assert (exporter.exported, exporter.dropped) == (0, 3), "it is closed: it takes no more"
