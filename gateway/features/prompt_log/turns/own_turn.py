@@ -89,8 +89,8 @@ def own_turn(body: bytes, form: str, chain: bytes, bases: Sequence[Sequence[str]
         latest.append(chain)
         if "sealed" in entry:
             sealed.append(chain)
-    members = read_object(body)
-    begin, end, leading = _elements(members, LISTS[form], log.leading)
+    members, elements = _members(body, LISTS[form])
+    begin, end, leading = _elements(members, LISTS[form], elements, log.leading)
     stored = _stored(body[begin:end], form)
     framed = _framed(members, form, leading, found) if log.frame else b""
     return OwnTurn(
@@ -99,14 +99,27 @@ def own_turn(body: bytes, form: str, chain: bytes, bases: Sequence[Sequence[str]
     )
 
 
-def _elements(members: Members, name: str, leading: int) -> tuple[int, int, bytes]:
+def _members(body: bytes, name: str) -> tuple[Members, Mapping[int, list[tuple[int, int]]]]:
+    """The members of a body, and the elements of a list by its offset: nearly all of a body is in it, and is scanned once."""
+    lists = dict[int, list[tuple[int, int]]]()
+
+    def end_of(member: str, at: int) -> int:
+        if member != name or body[at : at + 1] != b"[":
+            return 0  # not known
+        lists[at], end = read_list(body, at)
+        return end
+
+    return read_object(body, known=end_of), lists
+
+
+def _elements(members: Members, name: str, lists: Mapping[int, list[tuple[int, int]]], leading: int) -> tuple[int, int, bytes]:
     """(begin, end) of the own elements of a list, and the elements before them."""
     span = members.spans.get(name)
     if span is None:
         return members.end - 1, members.end - 1, b""
-    if members.raw[span[0] : span[0] + 1] != b"[":
+    if span[0] not in lists:
         return *span, b""
-    elements, end = read_list(members.raw, span[0])
+    elements, end = lists[span[0]], span[1]
     own = elements[leading:]
     before = b",".join(members.raw[start:stop] for start, stop in elements[:leading])
     return (own[0][0], own[-1][1], before) if own else (end - 1, end - 1, before)

@@ -23,7 +23,7 @@ from gateway.features.histories import names
 from gateway.features.histories.purging import TOMBSTONE_S, delete_emptied, emptied
 from gateway.features.histories.records import ExpiredObjectError, HistoryTooLargeError, RunEnd, UnknownObjectError
 from gateway.features.histories.store import MAX_TURNS, HistoryStore
-from gateway.features.histories.tables import TABLES
+from gateway.features.histories.tables import TABLES, VERSION
 from gateway.features.responses.background.response_runs import ResponseRuns
 from gateway.features.runs.stored_runs import RunStore
 from tests.gateway.features.histories.conftest import TTL_S, Clock, file_url, opened, pausing, response
@@ -414,7 +414,7 @@ async def test_a_file_of_the_version_before_is_upgraded(tmp_path: Path) -> None:
     async with opened(file_url(path)) as store:
         assert (await store.get("o", "a")).id == "a"
     with contextlib.closing(sqlite3.connect(path)) as file:
-        assert file.execute("select version from warmroute_schema").fetchall() == [(5,)]
+        assert file.execute("select version from warmroute_schema").fetchall() == [(VERSION,)]
         assert file.execute("select count(*) from warmroute_runs").fetchall() == [(0,)]
 
 

@@ -15,7 +15,10 @@ from tests.gateway.conftest import running
 from tests.gateway.features.doctor.test_doctor import asked as examined
 from tests.gateway.features.live_page.test_live import asked as page_of
 from tests.gateway.features.prompt_log.test_kept_turns import NOW, SAID, asked, engine, kept_in
+from tests.gateway.features.prompt_log.test_logs_api import called
 from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, FORMS, USER
+from tests.gateway.features.tracing.test_traces import texts
+from tests.support.collector import Collector
 from tests.support.fakes import FakeReplica
 
 
@@ -27,12 +30,15 @@ async def test_the_page_shows_length_and_kind_of_a_log_and_no_name(path: str, tm
         await asked(run, path, f'base="{first["head"]}"', [NOW])
         _, named, _ = await asked(run, path, "name", [USER, SAID, NOW])
         await asked(run, path, None, [USER])
+        for name in (first["head"], "pl1_" + "A" * 43, "refs/main"):
+            await called(run, "GET", name)
         page = await page_of(run)
         rows = [(row["log_entries"], row["log_sent"]) for row in page["requests"]]
-        assert rows == [(1, "whole"), (3, "base"), (3, "whole"), (None, "")]
+        assert rows == [(1, "whole"), (3, "base"), (3, "whole"), (None, ""), *[(None, "")] * 3]
         shown = json.dumps([page, *[await page_of(run, f"/warmroute/live/requests/{row['key']}") for row in page["requests"]]])
         assert "pl1_" not in shown
         assert "pf1_" not in shown
+        assert "main" not in shown
         for head in (first["input"], first["head"], named["head"]):
             assert head.removeprefix("pl1_") not in shown
 
@@ -46,6 +52,18 @@ async def test_the_page_shows_a_repeated_answer(tmp_path: Path) -> None:
         rows = [(row["log_entries"], row["log_sent"]) for row in (await page_of(run))["requests"] if row["log_sent"]]
         assert sorted(rows) == [(1, "whole"), (2, "repeated")]
         assert len(replica.requests) == 1
+
+
+async def test_names_are_in_no_span(tmp_path: Path) -> None:
+    async with Collector() as collector, FakeReplica([engine(CHAT, stream=False)]) as replica:
+        async with running(replica, tracing=collector.tracing(), **kept_in(tmp_path)) as run:
+            _, told, _ = await asked(run, CHAT, 'keep, ref="main-talk"', [USER])
+            await asked(run, CHAT, f'base="{told["head"]}", expect="{told["head"]}"', [NOW])  # diverged
+            for name in (told["head"], "refs/main-talk", "pl1_" + "A" * 43):
+                await called(run, "GET", name)
+        shown = texts(collector.spans)
+        assert "/v1/logs" in shown
+        assert not any(name in shown for name in ("pl1_", "pf1_", "main-talk"))
 
 
 def test_digests_have_one_length() -> None:
