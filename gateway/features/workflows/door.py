@@ -262,7 +262,8 @@ def _inputs(workflow: Workflow, body: Mapping[str, Any]) -> dict[str, Any]:
     """The messages go to the only input of messages, or the last text of the user to the only required text; nowhere if all
     required inputs are given.
     """
-    given = body.get("workflow_inputs") or {}
+    given = body.get("workflow_inputs")
+    given = {} if given is None else given
     if not isinstance(given, dict):
         raise bad_request("'workflow_inputs' must be an object.", "workflow_inputs")
     declared = {name: each for name, each in workflow.inputs.items() if name not in given}

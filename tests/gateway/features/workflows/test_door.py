@@ -245,6 +245,25 @@ async def test_a_response_of_a_workflow_does_not_run_in_the_background(tmp_path:
     assert not engine.replica.requests
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_members_that_ask_for_what_a_workflow_does_anyway_are_no_error(tmp_path: Path, stream: bool) -> None:
+    more = {"response_format": {"type": "text"}, "tools": [], "logprobs": False, "n": 1, "é": 1, "stop": ["x"]}
+    async with served(tmp_path) as (_, run):
+        async with run.session.post(f"{run.url}/v1/chat/completions", json=chat(stream=stream, **more)) as answer:
+            assert answer.status == 200
+            assert answer.headers["X-Warmroute-Ignored"] == "response_format, tools, logprobs, stop"
+        for format_ in ({"type": "json_object"}, {"type": "text", "more": 1}):
+            got, _, found = await run.post(chat(response_format=format_))
+            assert (got, found["error"]["code"]) == (400, "workflow_door")
+
+
+@pytest.mark.parametrize("given", [[], 0, "", False, "text"])
+async def test_inputs_by_name_are_an_object(tmp_path: Path, given: Any) -> None:
+    async with served(tmp_path) as (_, run):
+        got, _, found = await run.post(chat(workflow_inputs=given))
+        assert (got, found["error"]["param"]) == (400, "workflow_inputs")
+
+
 async def test_an_unknown_workflow_and_one_without_a_primary_output(tmp_path: Path) -> None:
     two = document({"a": {**CHAT, "yield": "a"}, "b": {**CHAT, "yield": "b"}}, name="two")
     async with served(tmp_path, two) as (_, run):

@@ -397,6 +397,43 @@ async def test_a_value_that_is_too_large_ends_the_run() -> None:
     assert found["error"]["code"] == "value_too_large"
 
 
+@pytest.mark.parametrize("more", [{}, {"stream": True}])
+async def test_nested_values_and_metadata_are_told_or_refused(more: dict[str, Any]) -> None:
+    """All depths around the one that the run around a value makes too deep."""
+    step = {"let": "${inputs.x}", "yield": {"as": "a", "value": {"deeper": "${a.value}"}}}
+    valued, plain = document({"a": step}, inputs={"x": {"type": "list"}}), document({"a": {"let": 1}})
+    ends = set[tuple[int, bool]]()
+    async with engine() as (_, run):
+        for levels in (200, *range(232, 260)):
+            nested: Any = json.loads("[" * levels + "]" * levels)
+            for body in ({"workflow": valued, "inputs": {"x": nested}}, {"workflow": plain, "metadata": {"m": nested}}):
+                async with run.session.post(run.url + RUNS, json={**body, **more}) as answer:
+                    raw = await answer.read()
+                assert answer.status == 400 or b'"status":"completed"' in raw or b'"code":"expression_failed"' in raw, raw[
+                    -200:
+                ]
+                ends.add((levels, answer.status == 400))
+    assert (200, True) not in ends
+    assert (259, False) not in ends
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"message": "The answer cannot be constrained to this format: no schema", "param": None},
+        {"message": "no", "param": "response_format"},
+        {"message": "unknown field structured_outputs"},
+    ],
+)
+async def test_an_engine_that_refuses_a_constraint_is_not_asked_again(error: dict[str, Any]) -> None:
+    replica = FakeReplica([writes(http(400, json.dumps({"error": {"type": "t", "code": "c", **error}}).encode()))] * 2)
+    one = document({"a": {"chat": {**CHAT["chat"], "output": "list"}, "yield": "a"}})
+    async with replica, running(replica) as run:
+        found = (await run.post({"workflow": one, "inputs": {"messages": [USER]}}, RUNS))[2]
+    assert (found["error"]["code"], found["steps"][0]["attempts"]) == ("constraint_unsupported", 1)
+    assert found["error"]["cause"] == {"status": 400, "code": "c"}
+
+
 # -- many runs
 
 
