@@ -27,7 +27,8 @@ def error_of(error: GatewayError) -> dict[str, dict[str, Any]]:
 def event_error_of(error: GatewayError) -> dict[str, dict[str, Any]]:
     """`error_of` for an event of a stream, whose head has said 200. Some clients repeat a 429 by its type."""
     told = {**error_of(error)["error"], "status": error.status}
-    if error.status == _TOO_MANY and not error.permanent:
+    of_replica = error.members is not None and "type" in error.members
+    if error.status == _TOO_MANY and not error.permanent and not of_replica:
         told["type"] = _LIMITED
     return {"error": told}
 

@@ -165,7 +165,8 @@ async def test_an_error_after_the_first_byte_is_read_by_the_ai_sdk(tmp_path: Pat
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     assert [each for each in events if each.get("error")] == [events[-1]]
     text = "step answer: The answer broke off."
-    assert events[-1]["error"] == {"message": text, "type": "server_error", "param": None, "code": "incomplete_answer"}
+    members = {"type": "server_error", "param": None, "code": "incomplete_answer", "status": 502}
+    assert events[-1]["error"] == {"message": text, **members}
 
 
 # -- Open WebUI: its backend reads the list of models, sends each turn as a stream, and asks the same model for follow-ups, a
