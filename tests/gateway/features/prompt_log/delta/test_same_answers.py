@@ -20,7 +20,7 @@ from tests.gateway.features.prompt_log.delta.two_gateways import TwoGateways, de
 from tests.gateway.features.prompt_log.test_kept_turns import NOW, SAID, body_of, engine, kept_in
 from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, MESSAGES, RESPONSES
 from tests.gateway.features.prompt_log.test_sealed import SEALED, seals, two
-from tests.support.fakes import FakeReplica, answers, models
+from tests.support.fakes import FakeReplica, answers, http, models, writes
 
 
 def sealed_turns(path: str) -> list[Any]:
@@ -123,3 +123,15 @@ async def test_a_response_says_whether_its_client_wanted_it_stored(stream: bool,
                 other = b'"store":%b' % (b"false" if store else b"true")
                 assert (code, b'"store":%b' % (b"true" if store else b"false") in raw, other in raw) == (200, True, False)
         assert await both.counts() == {"whole": 2, "delta": 2}
+
+
+async def test_a_missing_page_of_a_proxy_between_the_gateways_changes_no_later_request() -> None:
+    """A replica without the path of an API gets its requests in chat. A gateway has all paths."""
+    page = writes(http(404, b"<html>Not Found</html>", "text/html"))
+    async with FakeReplica([page, engine(RESPONSES, stream=False)]) as far, running(**delta_config(far.url)) as near:
+        found = []
+        for _ in range(2):
+            async with near.session.post(near.url + RESPONSES, json=body_of(RESPONSES, [LONG])) as answer:
+                found.append(answer.status)
+        assert found == [404, 200]
+        assert [request.path for request in far.requests] == [RESPONSES, RESPONSES]
