@@ -137,6 +137,9 @@ class OnceAnswers:
 
     async def _join(self, exchange: Exchange, asked: _TokenRequest, run: OnceRun) -> ClientReply | None:
         """Follows a generation that was begun here. None: look again. Raises GatewayError."""
+        if run.failed:
+            await run.ended.wait()
+            return None
         if run.digest != asked.digest:
             raise self._mismatch(exchange)
         if not await self._is_claimed(exchange, run):

@@ -63,6 +63,11 @@ class OnceRun:
         return self.turn is not None and self.turn.expires_at is not None
 
     @property
+    def failed(self) -> bool:
+        """True if its answer is an error, or has broken off: its token is free as soon as it has ended."""
+        return self._finished and (self.status != 200 or not self.complete)
+
+    @property
     def held(self) -> bool:
         """True if its whole answer is in the log. A stream that broke off has an end, and no turn; a large plain answer has no
         turn, either.
