@@ -460,6 +460,21 @@ async def test_nothing_is_generated_without_the_store(tmp_path: Path) -> None:
         assert (code, error["code"], len(replica.requests)) == (503, "state_unavailable", 1)
 
 
+@pytest.mark.parametrize("path", FORMS)
+async def test_the_expected_head_of_a_repeated_request_is_compared(path: str, tmp_path: Path) -> None:
+    async with FakeReplica([both(path)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, base, _ = await asked(run, path, "keep", [USER])
+        header = f'{ONCE}, base="{base["head"]}"'
+        _, first, _ = await asked(run, path, header, [NOW])
+        await settled(run)
+        code, told, _ = await asked(run, path, f'{header}, expect="{first["input"]}"', [NOW])
+        assert (code, told["repeated"]) == (200, True)
+        code, error, _ = await asked(run, path, f'{header}, expect="{first["head"]}"', [NOW], stream=True)
+        assert (code, error["code"], error["length"]) == (409, "prompt_log_diverged", 3)
+        assert error["heads"] == [base["input"], base["head"], first["input"]]
+        assert len(replica.requests) == 2
+
+
 # -- refs
 
 
