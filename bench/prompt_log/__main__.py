@@ -1,6 +1,6 @@
 """Whole conversations beside delta uploads (`warmroute sync`), over a slow link.
 
-    python -m bench.prompt_log [--calls 100] [--mbit 10] [--delay-ms 50] [--only "openai, chat"] [--out FILE]
+    python -m bench.prompt_log [--calls 100] [--mbit 10] [--delay-ms 50] [--agents] [--only "openai, chat"] [--out FILE]
 
 whole: official client ── link ── gateway with state ── engine.  delta: official client ── warmroute sync ── link ── the same.
 The engine's answer is a digest of all that it was sent, so equal answers show equal conversations. The link is a proxy in user
@@ -82,7 +82,8 @@ def main() -> None:
     if options.agents:
         title, more = "Coding agents", " --agents"
         about = f"Each is asked for {options.calls} calls of its shell that print {TURN_BYTES >> 10} KiB, {over}."
-        about += " Equal: the engine got each conversation as the agent sent it (by its name), and the agent each answer."
+        about += " Equal: the engine got each conversation as the agent sent it (by its name), and the agent each answer,"
+        about += " but for what gateways add (usage, `store`, `previous_response_id`)."
     else:
         title, more = "Official clients", ""
         about = f"An agent with {options.calls} calls of {TURN_BYTES >> 10} KiB"

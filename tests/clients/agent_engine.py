@@ -115,11 +115,13 @@ def _responses(body: dict[str, Any], tokens: int, cached: int, asks: Script) -> 
     answer = {"id": f"resp_{number}", "object": "response", "created_at": 1, "model": body["model"], "output": [item]}
     answer |= {"parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "status": "completed", "usage": usage}
     begun = {**answer, "status": "in_progress", "output": [], "usage": None}
+    written = [] if call else [{"item_id": item["id"], "output_index": 0, "content_index": 0, "delta": "Done.", "logprobs": []}]
     events = [
         named("response.created", response=begun, sequence_number=0),
         named("response.output_item.added", output_index=0, item=item, sequence_number=1),
-        named("response.output_item.done", output_index=0, item=item, sequence_number=2),
-        named("response.completed", response=answer, sequence_number=3),
+        *(named("response.output_text.delta", sequence_number=2, **delta) for delta in written),
+        named("response.output_item.done", output_index=0, item=item, sequence_number=3),
+        named("response.completed", response=answer, sequence_number=4),
     ]
     return answer, events
 

@@ -85,7 +85,7 @@ NOT_RECORDED: Final = {
 ALL_AGENTS: Final = {**AGENTS_UNDER_TEST, **NOT_RECORDED}
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("speaks", [(), ("/v1/chat/completions",)], ids=["native", "translated"])
 @pytest.mark.parametrize("agent", ALL_AGENTS)
 async def test_whole_agent_loops(
@@ -105,7 +105,7 @@ FULL: Final = {
 }
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1300)
 @pytest.mark.parametrize("speaks", [(), ("/v1/chat/completions",)], ids=["native", "translated"])
 @pytest.mark.parametrize("words", FULL)
 async def test_claude_code_compacts_a_full_context_and_answers_the_turn(
@@ -121,7 +121,7 @@ async def test_claude_code_compacts_a_full_context_and_answers_the_turn(
         assert len(statuses[statuses.index(400) :]) > 2, "the summary, and the turn again"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1300)
 async def test_claude_code_gives_a_wrong_key_up_at_once(
     tmp_path: Path, request_lines: Callable[[], list[dict[str, Any]]]
 ) -> None:

@@ -112,7 +112,7 @@ async def staged(folder: Path, asks: Script) -> AsyncIterator[Stage]:
             await stage.far.kill()
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("agent", THROUGH)
 async def test_two_sessions_at_once_upload_only_their_new_turns(agent: str, tmp_path: Path) -> None:
     async with staged(tmp_path, Script(CALLS)) as stage:
@@ -132,7 +132,7 @@ async def store_lost(stage: Stage) -> None:
     await stage.far.start()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1300)
 async def test_codex_over_a_websocket_goes_as_deltas(tmp_path: Path) -> None:
     begin, _, _ = ALL_AGENTS[WEBSOCKET]
     async with staged(tmp_path, Script(CALLS)) as stage:
@@ -149,7 +149,7 @@ RESTARTS: Final[dict[str, Callable[[Stage], Awaitable[None]]]] = {
 }
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("what", RESTARTS)
 @pytest.mark.parametrize("agent", THROUGH)
 async def test_a_restart_between_two_calls_costs_one_whole_upload(agent: str, what: str, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ async def test_a_restart_between_two_calls_costs_one_whole_upload(agent: str, wh
         assert not results["off"]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1300)
 async def test_claude_code_compacts_behind_the_sidecar(tmp_path: Path) -> None:
     async with staged(tmp_path, Script(2)) as stage:
         await claude_code(tmp_path / "home", stage.url, 1)
