@@ -406,7 +406,7 @@ async def soak(options: argparse.Namespace, folder: Path) -> tuple[list[str], li
     chance, tally = random.Random(options.seed), Tally()
     replicas = Replicas(folder / "replicas.log")
     (port,) = free_ports(1)
-    async with service(chance) as url, aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(120)) as http:
+    async with service(chance) as url, aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(600)) as http:
         config = {
             "pools": [{"replicas": replicas.urls}],
             "state": {"url": f"sqlite:///{folder / 'state.sqlite'}", "ttl_s": 300},

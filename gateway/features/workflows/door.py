@@ -53,7 +53,12 @@ class WorkflowDoor:
         name = exchange.api.model.removeprefix(PREFIX)
         exchange.record.subject.model = exchange.api.model
         body = RunRequestBody(name, "", None, exchange.api.stream, RunLimits(), {})
-        planned = await self._requests.planned(body, exchange)
+        try:
+            planned = await self._requests.planned(body, exchange)
+        except GatewayError as error:
+            if error.param == "workflow":  # a member of another endpoint
+                error.param = "model"
+            raise
         primary = planned.workflow.primary
         if primary is None:
             raise unfit("model", f"The workflow {name!r} names no primary output, which would be the answer's text.")

@@ -267,7 +267,8 @@ async def test_inputs_by_name_are_an_object(tmp_path: Path, given: Any) -> None:
 async def test_an_unknown_workflow_and_one_without_a_primary_output(tmp_path: Path) -> None:
     two = document({"a": {**CHAT, "yield": "a"}, "b": {**CHAT, "yield": "b"}}, name="two")
     async with served(tmp_path, two) as (_, run):
-        assert (await run.post(chat("workflow:none")))[2]["error"]["code"] == "workflow_not_found"
+        error = (await run.post(chat("workflow:none")))[2]["error"]
+        assert (error["code"], error["param"]) == ("workflow_not_found", "model")
         assert (await run.post(chat("workflow:two")))[2]["error"]["code"] == "workflow_door"
         got, _, found = await run.post({"model": "workflow:two", "prompt": "x"}, "/v1/completions")
         assert (got, found["error"]["code"]) == (400, "workflow_door")
