@@ -55,8 +55,8 @@ def raise_file_limit() -> None:
 
 
 def connection_limit(config: Config, files: int | None = None) -> int:
-    """Maximum number of client connections of this process: as configured, but limited by its file descriptors (files; None: the
-    limit in force).
+    """Maximum number of client connections of this process: as configured, but limited by its file descriptors. files: their
+    number; None: the limit in force.
 
     A request takes two, one to its client and one to its replica. A quarter of all, at most _MAX_RESERVE, is left for other
     uses.
