@@ -22,9 +22,20 @@ from gateway.request.attempts import MAX_HELD_ANSWER
 from gateway.request.owner import owner_of
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.features.keys.conftest import bearer, keyed, made
-from tests.gateway.features.prompt_log.test_kept_turns import ALL, NOW, asked, body_of, engine, kept_in
-from tests.gateway.features.prompt_log.test_logs_api import called
-from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, FORMS, MESSAGES, USER, in_turn
+from tests.gateway.features.prompt_log.kept import (
+    ALL,
+    CHAT,
+    FORMS,
+    MESSAGES,
+    NOW,
+    USER,
+    asked,
+    body_of,
+    called,
+    engine,
+    in_turn,
+    kept_in,
+)
 from tests.support.fakes import FakeReplica, FakeRequest, answers, dies, hangs, status, streams
 
 ONCE = 'once="c0ffee-0001"'
