@@ -55,6 +55,26 @@ class Gate(PausableSource):
             raise ClientStalled(f"the client has not read for {patience_s:g} s") from None
 
 
+async def pass_events(log: EventLog, after: int, reply: ClientReply, gate: Gate, patience_s: float) -> None:
+    """Sends the events behind number `after` as they come, until the log has ended. gate: of the reply.
+
+    Raises ClientStalled, and GatewayError 410 for a client that is too slow.
+    """
+    while True:
+        await gate.wait_open(patience_s)
+        found = log.since(after)
+        if found is None:
+            raise GatewayError(410, "events_gone", "The client was too slow: its next events have been dropped.")
+        data, last = found
+        if data:
+            reply.write(data)
+            after = last
+        elif log.ended:
+            return
+        else:
+            await log.changed()
+
+
 class RunStreamRequest(NamedTuple):
     """A client's request for the stream of a run. response: the stored object. running: the run has not ended. after: number of
     the last event that the client has; None: none.
@@ -112,9 +132,7 @@ class Followers:
         reply.feed_from(gate)
         try:
             if following.log:
-                await self._follow(
-                    following.log, FIRST if following.after is None else following.after, reply, gate, patience_s
-                )
+                await pass_events(following.log, FIRST if following.after is None else following.after, reply, gate, patience_s)
             elif following.request:
                 await self._replay(following.request, following.client, reply, gate, charge, patience_s)
             reply.end()
@@ -129,21 +147,6 @@ class Followers:
             reply.end(failed(_shutdown_error(here=following.log is not None)))
         finally:
             reply.feed_from(None)
-
-    async def _follow(self, log: EventLog, after: int, reply: ClientReply, gate: Gate, patience_s: float) -> None:
-        while True:
-            await gate.wait_open(patience_s)
-            found = log.since(after)
-            if found is None:
-                raise GatewayError(410, "events_gone", "The client was too slow: its next events have been dropped.")
-            data, last = found
-            if data:
-                reply.write(data)
-                after = last
-            elif log.ended:
-                return
-            else:
-                await log.changed()
 
     async def _replay(
         self, request: RunStreamRequest, client: str, reply: ClientReply, gate: Gate, charge: Charge, patience_s: float
