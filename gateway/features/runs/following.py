@@ -91,6 +91,26 @@ class PulsedReply:
         self._timer = self._loop.call_later(max(left_s, self._every_s / STEPS), self._check)
 
 
+async def pass_events(log: EventLog, after: int, write: Callable[[bytes], None], gate: Gate, patience_s: float) -> None:
+    """Writes the events behind number `after` as they come, until the log has ended. gate: of the reply.
+
+    Raises ClientStalled, and GatewayError 410 for a client that is too slow.
+    """
+    while True:
+        await gate.wait_open(patience_s)
+        found = log.since(after)
+        if found is None:
+            raise GatewayError(410, "events_gone", "The client was too slow: its next events have been dropped.")
+        data, last = found
+        if data:
+            write(data)
+            after = last
+        elif log.ended:
+            return
+        else:
+            await log.changed()
+
+
 class RunStreamRequest(NamedTuple):
     """A client's request for the stream of a run. response: the stored object. running: the run has not ended. after: number of
     the last event that the client has; None: none.
@@ -154,9 +174,8 @@ class Followers:
         reply.feed_from(gate)
         try:
             if following.log:
-                await self._follow(
-                    following.log, FIRST if following.after is None else following.after, pulsed, gate, patience_s
-                )
+                begin = FIRST if following.after is None else following.after
+                await pass_events(following.log, begin, pulsed.write, gate, patience_s)
             elif following.request:
                 await self._replay(following.request, following.client, pulsed, gate, charge, patience_s)
             reply.end()
@@ -172,21 +191,6 @@ class Followers:
         finally:
             pulsed.close()
             reply.feed_from(None)
-
-    async def _follow(self, log: EventLog, after: int, reply: PulsedReply, gate: Gate, patience_s: float) -> None:
-        while True:
-            await gate.wait_open(patience_s)
-            found = log.since(after)
-            if found is None:
-                raise GatewayError(410, "events_gone", "The client was too slow: its next events have been dropped.")
-            data, last = found
-            if data:
-                reply.write(data)
-                after = last
-            elif log.ended:
-                return
-            else:
-                await log.changed()
 
     async def _replay(
         self, request: RunStreamRequest, client: str, reply: PulsedReply, gate: Gate, charge: Charge, patience_s: float

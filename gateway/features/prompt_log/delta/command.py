@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from gateway.cluster import process
 from gateway.commands.surroundings import notes_of
 from gateway.config.kinds import MATCH_ALL
 from gateway.config.listen import OFF
@@ -45,23 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status. Raises ConfigError."""
-    from gateway.cluster.side_sockets import ListenError
-    from gateway.commands.serve import serve_until_signal
-    from gateway.commands.serving import StartError
+    from gateway.commands.serve import serve_to_its_end
 
     config = config_of(options)
     requests = logs.configure(config.log_level, log_format=config.log_format)
-    process.raise_file_limit()
-    process.relax_garbage_collection()
-    try:
-        process.run(serve_until_signal(config, requests, ConfigSource(None, lambda: config)))
-    except OSError as error:
-        print(f"warmroute: cannot listen on {config.listen}: {error.strerror or error}", file=sys.stderr)
-        return 1
-    except (StartError, ListenError) as error:
-        print(f"warmroute: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return serve_to_its_end(config, requests, ConfigSource(None, lambda: config))
 
 
 def config_of(options: argparse.Namespace) -> Config:

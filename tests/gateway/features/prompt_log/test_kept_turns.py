@@ -16,17 +16,26 @@ import pytest
 from gateway.features.prompt_log.naming.chain import EMPTY, head_name
 from gateway.features.prompt_log.naming.forms import names_in
 from gateway.features.prompt_log.turns.own_turn import own_turn
-from tests.gateway.conftest import Running, running
+from tests.gateway.conftest import running
 from tests.gateway.dialects.events.test_named import named
-from tests.gateway.features.prompt_log.test_names_end_to_end import (
+from tests.gateway.features.prompt_log.kept import (
+    ALL,
     CHAT,
     FORMS,
     MESSAGES,
+    NOW,
     RESPONSES,
+    SAID,
+    SYSTEM,
+    TOOLS,
     USER,
+    asked,
+    body_of,
+    engine,
     in_turn,
-    told_in,
-    told_in_stream,
+    kept_in,
+    responds,
+    seen,
 )
 from tests.gateway.features.translation.test_translation import chat_only
 from tests.gateway.request.test_dialects import (
@@ -34,82 +43,12 @@ from tests.gateway.request.test_dialects import (
     CREATED,
     DELTA,
     ENDS,
-    SAYS,
     counted,
     events,
     message,
     response,
 )
 from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, http, status, streams, writes
-
-LISTS = {CHAT: "messages", MESSAGES: "messages", RESPONSES: "input"}
-SAID = {"role": "assistant", "content": "hello"}
-NOW = {"role": "user", "content": "and now?"}
-SYSTEM: dict[str, dict[str, Any]] = {
-    CHAT: {},
-    MESSAGES: {"system": "Be brief."},
-    RESPONSES: {"instructions": "Be brief."},
-}
-TOOLS: dict[str, list[dict[str, Any]]] = {
-    CHAT: [{"type": "function", "function": {"name": "read"}}],
-    MESSAGES: [{"name": "read", "input_schema": {}}],
-    RESPONSES: [{"type": "function", "name": "read", "parameters": {}}],
-}
-
-
-async def responds(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
-    """An engine of Responses, with an id of its own for each response."""
-    made = response(id=f"resp_{next(_numbers)}")
-    if request.json.get("stream"):
-        await events(CREATED, DELTA, named("response.completed", response=made, sequence_number=4))(request, writer)
-    else:
-        await writes(http(200, json.dumps(made).encode()))(request, writer)
-
-
-_numbers = itertools.count()
-
-
-def engine(path: str, *, stream: bool) -> Behaviour:
-    if path == CHAT:
-        return streams("hel", "lo") if stream else answers()
-    if path == MESSAGES:
-        return events(BEGUN + SAYS, ENDS) if stream else message()
-    return responds
-
-
-def kept_in(path: Path, **more: Any) -> dict[str, Any]:
-    return {"state": {"url": f"sqlite:///{path}/state.db", **more}}
-
-
-def body_of(path: str, turns: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    return {"model": "m", **({"max_tokens": 9} if path == MESSAGES else {}), LISTS[path]: turns, **more}
-
-
-async def asked(
-    run: Running, path: str, header: str | None, turns: list[dict[str, Any]], key: str = "k", **more: Any
-) -> tuple[int, dict[str, Any], bytes]:
-    """(status, the names at the end of the answer or the error, body)."""
-    headers = {"Authorization": f"Bearer {key}"} | ({} if header is None else {"Prompt-Log": header})
-    async with run.session.post(run.url + path, json=body_of(path, turns, **more), headers=headers) as answer:
-        raw = await answer.read()
-        if answer.status != 200:
-            return answer.status, json.loads(raw)["error"], raw
-        told = told_in(answer.headers) if header else {}
-        if more.get("stream") and header:
-            told |= told_in_stream(path, raw)[1]
-        return 200, told, raw
-
-
-def seen(replica: FakeReplica, path: str) -> list[Any]:
-    """The turns that the replica got last: (role, text)."""
-    found = []
-    for turn in replica.requests[-1].json[LISTS[path]]:
-        content = turn.get("content")
-        found.append((turn["role"], content if isinstance(content, str) else "".join(part["text"] for part in content)))
-    return found
-
-
-ALL = [(path, stream) for path in FORMS for stream in (False, True)]
 
 
 @pytest.mark.parametrize(("path", "stream"), ALL)
@@ -213,6 +152,8 @@ async def test_results_reach_the_call_of_their_answer(path: str, tmp_path: Path)
     """Two equal answers with different ids: the base is the one whose calls have results; results in any order."""
     ids = itertools.count()
 
+    numbers = itertools.count()
+
     async def calls(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         one, two = f"c{next(ids)}", f"c{next(ids)}"
         await writes(http(200, json.dumps(calling_answer(path, one, two)).encode()))(request, writer)
@@ -235,7 +176,7 @@ async def test_results_reach_their_calls_where_each_turn_has_the_same_ids(path: 
     """Some engines number the calls of each answer anew. The results come in the other order, and are found by ids."""
 
     async def calls(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
-        made = {**calling_answer(path, "c0", "c1"), "id": f"resp_{next(_numbers)}"}
+        made = {**calling_answer(path, "c0", "c1"), "id": f"resp_{next(numbers)}"}
         await writes(http(200, json.dumps(made).encode()))(request, writer)
 
     async with FakeReplica([calls]) as replica, running(replica, **kept_in(tmp_path)) as run:

@@ -12,35 +12,24 @@ import pytest
 
 from gateway.features.prompt_log.naming.chain import head_name
 from gateway.features.prompt_log.naming.forms import log_in, names_in
-from tests.gateway.conftest import Running, running
-from tests.gateway.features.prompt_log.test_kept_turns import (
-    LISTS,
-    NOW,
-    asked,
-    body_of,
-    engine,
-    kept_in,
-)
-from tests.gateway.features.prompt_log.test_names_end_to_end import (
+from tests.gateway.conftest import running
+from tests.gateway.features.prompt_log.kept import (
     CHAT,
     FORMS,
+    LISTS,
     MESSAGES,
+    NOW,
     RESPONSES,
     USER,
+    asked,
+    body_of,
+    called,
+    engine,
     in_turn,
-    told_in,
+    kept_in,
 )
+from tests.gateway.features.prompt_log.test_names_end_to_end import told_in
 from tests.support.fakes import FakeReplica, answers, status
-
-
-async def called(
-    run: Running, method: str, path: str, key: str = "k", body: dict[str, Any] | None = None
-) -> tuple[int, dict[str, Any]]:
-    headers = {"Authorization": f"Bearer {key}"}
-    where = f"{run.url}/v1/logs/{path}".rstrip("/")
-    async with run.session.request(method, where, headers=headers, json=body) as answer:
-        found = await answer.json(content_type=None)
-        return answer.status, found.get("error", found)
 
 
 @pytest.mark.parametrize("path", FORMS)

@@ -23,18 +23,21 @@ from gateway.request.attempts import MAX_HELD_ANSWER
 from gateway.request.owner import owner_of
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.features.keys.conftest import bearer, keyed, made
-from tests.gateway.features.prompt_log.test_kept_turns import (
+from tests.gateway.features.prompt_log.kept import (
     ALL,
+    CHAT,
+    FORMS,
+    MESSAGES,
     NOW,
+    USER,
     asked,
     body_of,
-    calling_answer,
+    called,
     engine,
+    in_turn,
     kept_in,
-    tool_results,
 )
-from tests.gateway.features.prompt_log.test_logs_api import called
-from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, FORMS, MESSAGES, USER, in_turn
+from tests.gateway.features.prompt_log.test_kept_turns import calling_answer, tool_results
 from tests.gateway.features.prompt_log.test_refs_api import ref
 from tests.support.fakes import FakeReplica, FakeRequest, answers, dies, hangs, http, status, streams, writes
 

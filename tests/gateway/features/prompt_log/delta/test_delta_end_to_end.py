@@ -26,8 +26,21 @@ from tests.gateway.features.prompt_log.delta.two_gateways import (
     result_of,
     two_gateways,
 )
-from tests.gateway.features.prompt_log.test_kept_turns import ALL, NOW, SAID, SYSTEM, TOOLS, body_of, engine, kept_in
-from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, FORMS, MESSAGES, RESPONSES, USER
+from tests.gateway.features.prompt_log.kept import (
+    ALL,
+    CHAT,
+    FORMS,
+    MESSAGES,
+    NOW,
+    RESPONSES,
+    SAID,
+    SYSTEM,
+    TOOLS,
+    USER,
+    body_of,
+    engine,
+    kept_in,
+)
 from tests.gateway.features.websocket.test_responses_socket import answer, dial, send
 from tests.support.fakes import FakeReplica, FakeRequest, answers, http, status, streams, writes
 

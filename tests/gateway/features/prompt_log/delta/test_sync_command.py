@@ -17,8 +17,7 @@ from gateway.config.parse import ConfigError
 from gateway.features.prompt_log.delta import command
 from tests.gateway.conftest import running
 from tests.gateway.features.prompt_log.delta.two_gateways import engine_turns
-from tests.gateway.features.prompt_log.test_kept_turns import kept_in
-from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT
+from tests.gateway.features.prompt_log.kept import CHAT, kept_in
 from tests.support.fakes import FakeReplica, answers
 
 CA = "--ca-file, --cert-file, --key-file: "
