@@ -88,8 +88,8 @@ compiled-quick: $(QUICK)/.made
 # WHOLE=yes: everything that can run there. Otherwise the tests of the compiled modules, and whole gateways under load.
 WHOLE ?=
 test-compiled: $(QUICK)/.made
-	rm -rf $(addprefix $(QUICK)/,tests scripts bench)
-	cp -rp tests scripts bench pyproject.toml $(QUICK)/  # with their times: bytecode of `make test` stays valid
+	rm -rf $(addprefix $(QUICK)/,tests scripts bench docs)
+	cp -rp tests scripts bench docs pyproject.toml $(QUICK)/  # with their times: bytecode of `make test` stays valid
 	ln -sfn $(abspath .tools) $(QUICK)/.tools
 	tests="$(if $(WHOLE),tests/gateway tests/router tests/chaos,$$($(BIN)/python -m scripts.compiled_tests))" && cd $(QUICK) && \
 		HYPOTHESIS_PROFILE=compiled $(abspath $(BIN))/$(PYTEST) $$tests -m "not (tools$(if $(WHOLE),, or nightly))" \

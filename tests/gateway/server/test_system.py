@@ -95,7 +95,7 @@ class Crowd:
 
 
 async def test_killing_a_replica_loses_no_request_that_had_not_begun_to_stream() -> None:
-    rates = ("--prefill-rate", "20000", "--decode-rate", "30", "--max-batch", "256")
+    rates = ("--prefill-rate", "8000", "--decode-rate", "30", "--max-batch", "256")
     with fleet(2, *rates) as (gateway, url, replicas):
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
             crowd = Crowd(client)

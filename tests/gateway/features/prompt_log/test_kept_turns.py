@@ -152,8 +152,6 @@ async def test_results_reach_the_call_of_their_answer(path: str, tmp_path: Path)
     """Two equal answers with different ids: the base is the one whose calls have results; results in any order."""
     ids = itertools.count()
 
-    numbers = itertools.count()
-
     async def calls(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         one, two = f"c{next(ids)}", f"c{next(ids)}"
         await writes(http(200, json.dumps(calling_answer(path, one, two)).encode()))(request, writer)
@@ -174,6 +172,8 @@ async def test_results_reach_the_call_of_their_answer(path: str, tmp_path: Path)
 @pytest.mark.parametrize("path", FORMS)
 async def test_results_reach_their_calls_where_each_turn_has_the_same_ids(path: str, tmp_path: Path) -> None:
     """Some engines number the calls of each answer anew. The results come in the other order, and are found by ids."""
+
+    numbers = itertools.count()
 
     async def calls(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         made = {**calling_answer(path, "c0", "c1"), "id": f"resp_{next(numbers)}"}

@@ -12,10 +12,12 @@ import pytest
 from gateway.features.workflows.language.compiling import YAML, compile_text
 from tests.gateway.conftest import running
 from tests.gateway.features.workflows.test_runs import RUNS, USER
+from tests.support.compiled import documented
 from tests.support.fakes import FakeReplica, FakeRequest, http
 from tests.support.paths import ROOT
 from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 
+pytestmark = documented
 FOLDER = ROOT / "docs" / "workflows"
 TALK = {"messages": [USER]}
 BROKEN = ScriptedAnswer("down", status=400)

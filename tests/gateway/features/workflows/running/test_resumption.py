@@ -15,9 +15,11 @@ from gateway.features.workflows.running.messages import StepFailure
 from gateway.features.workflows.running.recorded import RecordedStep, RunProgress
 from gateway.features.workflows.running.run import WorkflowRun
 from tests.gateway.features.workflows.running.test_scheduler import CHAT, INPUTS, REFUSED, USER, random_workflow
+from tests.support.compiled import uncompiled
 from tests.support.journaled_runs import USAGE, JournaledRuns, MemoryJournal
 from tests.support.workflows import workflow_of
 
+pytestmark = uncompiled
 JUMP = 1 << 20
 CHAIN = {
     "a": {**CHAT, "yield": {"as": "a", "stream": "delta"}},

@@ -14,6 +14,7 @@ from gateway.features.workflows.running.run import WorkflowRun
 from gateway.features.workflows.running.run_order import RunOrder, RunServices
 from gateway.features.workflows.running.run_turns import RunTurns
 from gateway.features.workflows.running.scheduler import TURN_WORK
+from tests.support.compiled import uncompiled
 from tests.support.in_memory import BytesRequest
 from tests.support.journaled_runs import JournaledRuns
 from tests.support.workflows import workflow_of
@@ -87,6 +88,7 @@ async def test_a_forgotten_turn_does_not_come() -> None:
     assert not done
 
 
+@uncompiled
 async def test_two_runs_with_much_work_take_turns() -> None:
     heavy = "${len(" + "lower(" * 45 + "inputs.text" + ")" * 45 + ")}"  # more than the work of a turn
     steps = {f"s{at}": {"let": heavy, "yield": f"s{at}"} for at in range(6)}
