@@ -82,7 +82,8 @@ class Surroundings:
     connections to replicas (default: over the network). dialects: by path (large bodies are parsed in a process that knows only
     `dialects/table.py`). observers: of settled requests, after the core's. members: makes the member sources of a configuration
     (default: from the features). wall_clock: Unix seconds, for stored objects. first_probes_s: limit of a start's wait for the
-    replicas' first answers. lasts: the next start is to know the learned state of this gateway.
+    replicas' first answers. late_s: largest delay of an answer's end by a feature that stores it. lasts: the next start is to
+    know the learned state of this gateway.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -96,6 +97,7 @@ class Surroundings:
     observers: Sequence[Observer] = ()
     members: SourcesOf | None = None
     first_probes_s: float = FIRST_PROBES_S
+    late_s: float = 1.0
     lasts: bool = False
 
 

@@ -32,18 +32,26 @@ def rows(kinds: Sequence[str]) -> Iterator[str]:
 
 
 def page(text: str, lines: Sequence[str]) -> str:
-    """The page with these lines as its table."""
+    """The page with these lines as its table: one row for all kinds that are served, or refused, alike."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     right = sum("| refused |" not in line for line in lines)
-    head = [f"{right} kinds are right, {len(lines) - right} are refused:", "", "| kind | computed with | prefix cache | |"]
-    return "\n".join([f"{before}{BEGIN}", "", *head, "|---|---|---|---|", *lines, "", f"{END}{after}"])
+    head = [f"{right} kinds are right, {len(lines) - right} are refused:", "", "| kinds | computed with | prefix cache | |"]
+    alike = dict[str, list[str]]()
+    for line in lines:
+        kind, _, verdict = line.removeprefix("| ").partition(" |")
+        alike.setdefault(verdict, []).append(kind)
+    table = [f"| {'; '.join(kinds)} |{verdict}" for verdict, kinds in alike.items()]
+    return "\n".join([f"{before}{BEGIN}", "", *head, "|---|---|---|---|", *table, "", f"{END}{after}"])
 
 
 def listed(text: str) -> dict[str, str]:
-    """The lines of the page's table by kind."""
-    lines = text.partition(BEGIN)[2].partition(END)[0].splitlines()
-    return {line.split("|")[1].strip(): line for line in lines if line.startswith("| ") and not line.startswith("| kind ")}
+    """The lines of the page's table, one for each kind."""
+    table = text.partition(BEGIN)[2].partition(END)[0].splitlines()
+    cells = [
+        line.removeprefix("| ").partition(" |") for line in table if line.startswith("| ") and not line.startswith("| kinds ")
+    ]
+    return {kind: f"| {kind} |{verdict}" for kinds, _, verdict in cells for kind in kinds.split("; ")}
 
 
 if __name__ == "__main__":

@@ -10,18 +10,15 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from gateway.features.prompt_log.naming.chain import head_name
-from gateway.features.prompt_log.naming.forms import names_in
+from tests.clients.watching import FORMS, name_of
 
-FORMS: Final = {"/v1/chat/completions": "chat", "/v1/messages": "messages", "/v1/responses": "responses"}
 _PIECES: Final = 20
 _ids = itertools.count()  # of responses, which are stored by their ids
 
 
 async def _answer(request: web.Request) -> web.StreamResponse:
     body = await request.read()
-    names = names_in(body, FORMS[request.path])
-    text = f"{names.frame} {head_name(names.chain)} "
+    text = f"{name_of(request.path, body)} "
     answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await answer.prepare(request)
     events = {"chat": _chat, "messages": _messages, "responses": _responses}[FORMS[request.path]]

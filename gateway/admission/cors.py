@@ -64,10 +64,11 @@ def require_origin(origins: Collection[str], origin: str | None) -> None:
 
 def is_rebound(origin: str, host: str) -> bool:
     """True if a page may have been loaded by the name in `host` from elsewhere, and the name then bound to this machine (DNS
-    rebinding): its requests are of the same origin. Names of this machine and addresses cannot be bound anew, and with TLS
-    the page would have no certificate. host: the Host header.
+    rebinding): its requests are of the same origin, or of the origin `null` if it wants no referrer (Fetch, "append a request
+    Origin header"). Names of this machine and addresses cannot be bound anew, and with TLS the page would have no certificate.
+    host: the Host header.
     """
-    if origin.lower() != f"http://{host}".lower():
+    if origin.lower() not in ("null", f"http://{host}".lower()):
         return False
     name = (_NAME.fullmatch(host) or ("", host))[1].lower()
     return not (name == "localhost" or name.endswith(".localhost") or address_of(name))

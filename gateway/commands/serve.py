@@ -54,8 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status. Raises ConfigError."""
-    from gateway.cluster.side_sockets import ListenError
-    from gateway.commands.serving import StartError
     from gateway.commands.surroundings import require_libraries
 
     source = ConfigSource(_path_of(options), lambda: _with_warnings(_config_of(options)))
@@ -64,6 +62,16 @@ def run(options: argparse.Namespace) -> int:
     require_libraries(config)
     requests = logs.configure(config.log_level, log_format=config.log_format)
     _with_warnings(loaded)
+    return serve_to_its_end(config, requests, source)
+
+
+def serve_to_its_end(config: Config, requests: RequestLog, source: ConfigSource[Config]) -> int:
+    """Serves in this process, or in its workers, until a signal. Returns the exit status; the reason of a failed start goes to
+    standard error.
+    """
+    from gateway.cluster.side_sockets import ListenError
+    from gateway.commands.serving import StartError
+
     process.raise_file_limit()
     try:
         if processes_of(config) == 1:

@@ -24,6 +24,7 @@ from typing import ClassVar
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.diagnosis import Fingerprint
 from gateway.dialects.events.first_event import FirstEvent
+from gateway.dialects.excerpt import replica_error
 from gateway.dialects.finished_answer import AnswerAssembler, FinishedAnswer
 from gateway.dialects.full_context import FullContext
 from gateway.dialects.json_edits import Edit
@@ -302,10 +303,11 @@ class Dialect(Answers):
         """
         raise NotImplementedError
 
-    def pulse(self, words: str) -> bytes:
+    def pulse(self, words: str, *, event: bool = False) -> bytes:
         """A sign of life within a stream, between two events, which the dialect's official clients ignore; if it is `pulsed`.
 
-        words: the cause of the wait, one line. Not every dialect has a place for them.
+        words: the cause of the wait, one line. Not every dialect has a place for them. event: for a client that counts events
+        only; a comment, if the dialect has no such client.
         """
         raise NotImplementedError
 
@@ -314,6 +316,10 @@ class Dialect(Answers):
         raise ValueError("no stream form")
 
     # -- errors
+
+    def replica_error(self, status: int, body: bytes) -> GatewayError:
+        """A replica's error, for an event. body: in the shape of this dialect, or its beginning."""
+        return replica_error(status, body)
 
     def error_body(self, error: GatewayError, request_id: str = "") -> bytes:
         """The body of an error. request_id: for dialects whose errors name it."""

@@ -29,16 +29,20 @@ def excerpt(body: bytes) -> str:
     return one_line(message or body.decode("utf-8", "replace"))
 
 
-def replica_error(status: int, body: bytes) -> GatewayError:
-    """The error that a replica has answered with. body: of the answer, or its beginning."""
+def replica_error(status: int, body: bytes, *, whole: bool = False) -> GatewayError:
+    """The error that a replica has answered with. body: of the answer, or its beginning. whole: with all members of the error
+    in it.
+    """
     answer: Any = None
     with contextlib.suppress(orjson.JSONDecodeError):
         answer = orjson.loads(body)
     error = answer.get("error") if isinstance(answer, dict) else None
-    told: dict[str, Any] = error if isinstance(error, dict) else {}
+    flat = answer if isinstance(answer, dict) and isinstance(answer.get("message"), str) else {}  # as SGLang writes it
+    told: dict[str, Any] = error if isinstance(error, dict) else flat
     code, param = (value if isinstance(value := told.get(name), str) else None for name in ("code", "param"))
     text = message_of(answer) or excerpt(body) or f"The replica answered {status}."
-    return GatewayError(status, code or "replica_error", text, param=param)
+    members = {name: value for name, value in told.items() if name != "message"} if whole else None
+    return GatewayError(status, code or "replica_error", text, param=param, members=members or None)
 
 
 def one_line(text: str) -> str:

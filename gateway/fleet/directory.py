@@ -143,6 +143,11 @@ class Fleet:
         return [state for state in self._by_name.values() if state.leaving]
 
     @property
+    def shows_models_to_keys(self) -> bool:
+        """True if the replicas of the only pool list their models only to holders of keys, of which the gateway has none."""
+        return len(self.pools) == 1 and any(state.needs_key for state in self.pools[0].replicas)
+
+    @property
     def catalog(self) -> Catalog:
         """The models shown to clients. O(1) until a replica comes, goes or changes its models."""
         if self._catalog is None:

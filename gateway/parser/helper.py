@@ -144,7 +144,7 @@ def _references(body: bytes) -> tuple[list[Reference]]:
     return (references_in(body),)
 
 
-def _given(body: bytes) -> ConversationFields:
+def _conversation_fields(body: bytes) -> ConversationFields:
     if exceeds(body):
         raise too_complex()
     return parse_fields(body)
@@ -177,7 +177,7 @@ _OPERATIONS: Final[Mapping[str, Operation]] = {
     wire.CREATE: _create,
     wire.MEMBERS: _members,
     wire.REFERENCES: _references,
-    wire.GIVEN: _given,
+    wire.CONVERSATION: _conversation_fields,
     wire.PICK: _pick,
     wire.LIST: _list,
     wire.PAGE: _page,

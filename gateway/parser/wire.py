@@ -28,7 +28,7 @@ CONTINUE: Final = "continue"  # dialect, text, tokens -> verdict, edits (Continu
 CREATE: Final = "create"  # a message of a WebSocket -> the fields of `CreateMessage`
 MEMBERS: Final = "members"  # -> spans, end (json_edits.Members)
 REFERENCES: Final = "references"  # -> a list (responses.references)
-GIVEN: Final = "given"  # -> the fields of `ConversationFields` (responses.conversation)
+CONVERSATION: Final = "conversation"  # -> the fields of `ConversationFields` (responses.conversation)
 # Operations on items, joined by commas.
 PICK: Final = "pick"  # ids, places -> items by id (responses.items.picked)
 LIST: Final = "list"  # most -> a list of (id, item), or None (responses.items.listed)

@@ -22,7 +22,6 @@ from gateway.accounting.money import decimal
 from gateway.admission.cors import answer_lines
 from gateway.config.live import Live
 from gateway.dialects.dialect import StreamReader
-from gateway.dialects.excerpt import replica_error
 from gateway.errors import REPLICA_FAILED, ClientStalled, GatewayError, ReplicaFailure, shutting_down
 from gateway.request.answer_assembly import AssembledReader, AssembledTail
 from gateway.request.attempts import Attempts
@@ -113,7 +112,7 @@ class Delivery:
         if answer.status >= 400:
             exchange.answered(answer)
             error = attempts.body or await _error_of(answer)
-            end_with_error(exchange, reply, replica_error(answer.status, error))
+            end_with_error(exchange, reply, exchange.dialect.replica_error(answer.status, error))
             return reply
         if answer.status != 200 or attempts.tail is not None or not attempts.body:
             delivered.status = 0

@@ -10,8 +10,10 @@ stream count as well, its own keep-alives included, and restart the time. Until 
 as without pulses: the queue, attempts, fallback pools. Only its form differs: an error becomes an event (`replies.py`), and an
 answer that is no stream becomes one (`delivery.py`).
 
-Not before the replica's first byte for clients in `NO_EARLY_HEAD`: they wait longer for a head than for an event after it. Not
-while written bytes wait in the gateway, because the client does not read them, and not within an event.
+Clients in `EVENT_COUNTERS` leave a while after the last event, and comments are none: they get no head before the replica's
+first byte, and events as pulses, though the replica may send comments before its first token.
+
+Not while written bytes wait in the gateway, because the client does not read them, and not within an event.
 
 One timer serves all clients of a process. It looks at all of them when the first of them may be due, and at most STEPS times in
 `keepalive_s`, so a pulse is late by at most that part of it. If many are due, they get their pulses in turns.
@@ -34,9 +36,9 @@ log = logging.getLogger("warmroute.gateway")
 STEPS: Final = 16
 AT_ONCE: Final = 100  # pulses in one turn of the event loop
 
-# Clients that get no head before the replica's first byte, by the headers that show them: name -> beginning of the value.
-# Codex waits for a head without limit, but once it has one, it leaves 300 s after the last event. Comments are no events.
-NO_EARLY_HEAD: Final[Mapping[str, Mapping[str, str]]] = {
+# Clients that count events, by the headers that show them: name -> beginning of the value.
+# Codex waits for a head without limit, but once it has one, it leaves 300 s after the last event. It ignores unknown events.
+EVENT_COUNTERS: Final[Mapping[str, Mapping[str, str]]] = {
     "Codex": {"Originator": "codex", "User-Agent": "codex", "X-Codex-Window-Id": "", "X-Codex-Turn-Metadata": ""},
 }
 
@@ -51,15 +53,20 @@ class Pulses:
         self._clock = clock
         self._clients: dict[Exchange, StreamClient] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._every_s = 0.0  # `limits.keepalive_s` when the timer was set
 
     def watch(self, exchange: Exchange) -> None:
         """A request begins to wait: if it is for a stream, `forget` must follow."""
-        if not (exchange.api.stream and self._live.keepalive_s):
+        every_s = self._live.keepalive_s
+        if not (exchange.api.stream and every_s):
             return
         if exchange.request.pulses and exchange.dialect.pulsed:
             self._clients[exchange] = StreamClient(exchange, self._replies, self._audience)
             if self._timer is None:
-                self._arm(self._live.keepalive_s)
+                self._arm(every_s)
+            elif every_s < self._every_s:  # the configuration has changed
+                self._timer.cancel()
+                self._arm(0.0)
 
     def forget(self, exchange: Exchange) -> None:
         """The request is over. Idempotent."""
@@ -71,6 +78,7 @@ class Pulses:
         return list(self._clients.values())
 
     def _arm(self, delay_s: float) -> None:
+        self._every_s = self._live.keepalive_s
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._check)
 
     def _check(self) -> None:
@@ -107,12 +115,13 @@ class Pulses:
 class StreamClient:
     """The client of a request for a stream. Pulses follow the bytes of the stream, or begin it. begun: reading of the clock."""
 
-    __slots__ = ("_audience", "_exchange", "_pulsed_at", "_replies", "begun")
+    __slots__ = ("_audience", "_counts_events", "_exchange", "_pulsed_at", "_replies", "begun")
 
     def __init__(self, exchange: Exchange, replies: Replies, audience: Audience) -> None:
         self._exchange = exchange
         self._replies = replies
         self._audience = audience
+        self._counts_events: bool | None = None  # read when it is first needed: most requests are over before
         self.begun = self._pulsed_at = exchange.record.begun
 
     @property
@@ -126,9 +135,19 @@ class StreamClient:
         reply = self._exchange.delivered.reply
         return reply is None or reply.flows
 
+    @property
+    def counts_events(self) -> bool:
+        """True for clients of EVENT_COUNTERS."""
+        if self._counts_events is None:
+            self._counts_events = counts_events(self._exchange.request)
+        return self._counts_events
+
     def served_at(self) -> float:
-        """Reading of the clock when it got bytes last, or its request began."""
-        return max(self._exchange.delivered.sent_at, self._pulsed_at)
+        """Reading of the clock when it got bytes that it counts, or its request began."""
+        delivered = self._exchange.delivered
+        if delivered.first_token is None and self.counts_events:  # bytes of the replica may be comments
+            return self._pulsed_at
+        return max(delivered.sent_at, self._pulsed_at)
 
     def pulse(self, now: float) -> bool:
         """Send a pulse, if one may follow the bytes sent so far. False: not now; ask again soon. Raises ConnectionError if the
@@ -137,14 +156,14 @@ class StreamClient:
         exchange = self._exchange
         reply = exchange.delivered.reply
         if reply is None:
-            if waits_for_head(exchange.request):
+            if self.counts_events:
                 self._pulsed_at = now
                 return True
             reply = self._replies.begin_early(exchange)
         elif not (self.reads and self._may_follow(reply)):
             return False
         words = words_of(exchange, now, open_=self._audience.sees_headers(exchange.request))
-        reply.write(exchange.dialect.pulse(words))
+        reply.write(exchange.dialect.pulse(words, event=self.counts_events))
         exchange.record.answer.pulses += 1
         self._pulsed_at = now
         return True
@@ -162,10 +181,10 @@ class StreamClient:
         return f"<StreamClient, {self.pulses} pulses>"
 
 
-def waits_for_head(request: ClientRequest) -> bool:
-    """True for clients of NO_EARLY_HEAD."""
+def counts_events(request: ClientRequest) -> bool:
+    """True for clients of EVENT_COUNTERS."""
     headers = request.headers
-    for marks in NO_EARLY_HEAD.values():
+    for marks in EVENT_COUNTERS.values():
         for name, begin in marks.items():
             value = headers.get(name)
             if value is not None and value.lower().startswith(begin):

@@ -8,15 +8,16 @@ from router.native import mypyc_attr
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Rights:
     """The rights of a caller. id: its name in logs and the ledger. priority: the highest one for its requests. models, pools:
-    the allowed ones; empty: all.
+    the allowed ones; empty: all. requests: of a minute; 0: no limit.
     """
 
-    __slots__ = ("id", "models", "pools", "priority")
+    __slots__ = ("id", "models", "pools", "priority", "requests")
 
     id: str
     priority: int
     models: tuple[str, ...]
     pools: frozenset[str]
+    requests: int
 
     def allows(self, model: str) -> bool:
         """True if this model is allowed. "": the request names none."""

@@ -76,7 +76,7 @@ def clients_runner(served: ServedParts) -> ClientServer:
     routes = [
         *operators,
         *served.status.routes(for_all=False),
-        *served.models.routes(),
+        *served.models.routes(forwarding.serve),
         any_method("/v1/{path:.*}", forwarding.serve),
         *(any_method(path, forwarding.serve) for path in ENGINES_OWN),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from gateway.config.aliases import Aliases
@@ -15,9 +16,10 @@ from gateway.errors import GatewayError
 from gateway.fleet.catalog import Catalog
 from gateway.fleet.directory import Fleet
 from gateway.request.callers import Callers
+from gateway.request.client import ClientReply
 from gateway.request.rights import Rights
 from gateway.server.http.request import HttpRequest
-from gateway.server.routing import Response, Route, error_response, get
+from gateway.server.routing import Handler, Response, Route, error_response, get
 from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
 
 MAX_LISTS: Final = 32  # cached lists of restricted keys
@@ -38,8 +40,12 @@ class Models:
         self._granted: OrderedDict[tuple[tuple[str, ...], frozenset[str]], tuple[Listing, Listing]] = OrderedDict()
         self._listed: tuple[Catalog, Aliases | None, list[Mapping[str, bytes]], Listing] | None = None
 
-    def routes(self) -> list[Route]:
-        return [get("/v1/models", self._all), get("/v1/models/{model:.+}", self._one)]
+    def routes(self, forward: Handler) -> list[Route]:
+        """forward: sends a request to a replica."""
+        return [
+            get("/v1/models", partial(self._or_forwarded, self._all, forward)),
+            get("/v1/models/{model:.+}", partial(self._or_forwarded, self._one, forward)),
+        ]
 
     @property
     def listing(self) -> Listing:
@@ -89,6 +95,18 @@ class Models:
         caller = self._callers.of(request)
         self._callers.count(caller)
         return caller.grant
+
+    async def _or_forwarded(self, answer: Handler, forward: Handler, request: HttpRequest) -> Response | ClientReply:
+        """The answer; that of a replica if the replicas list their models only to holders of keys, as clients may be."""
+        if self._fleet.shows_models_to_keys and not self._entries():
+            await self._callers.look_up(request.headers)
+            try:
+                restricted = self._callers.of(request).grant is not None
+            except GatewayError:
+                restricted = True
+            if not restricted:
+                return await forward(request)
+        return await answer(request)
 
     async def _all(self, request: HttpRequest) -> Response:
         def answer() -> bytes:

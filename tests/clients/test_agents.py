@@ -1,15 +1,12 @@
 """Codex, OpenCode and Claude Code themselves, in whole agent loops through a gateway over four replicas: `make test-clients`.
 
-They run without a network, each in a home and a folder of its own, and really run the commands that they are asked to run
-(echo, ls). Skipped where they are not installed (`scripts/clients.sh`).
+They really run the commands that they are asked to run (echo, ls). Skipped where they are not installed (`scripts/clients.sh`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -18,13 +15,10 @@ from typing import Any, Final
 import pytest
 
 from tests.clients.agent_engine import CALLS, AgentEngine
+from tests.clients.programs import AGENTS, claude_code, codex, opencode
 from tests.gateway.conftest import Running, running
-from tests.support.paths import ROOT
 
-AGENTS = Path(os.environ.get("WARMROUTE_CLIENTS", ROOT / ".clients")) / "node_modules" / ".bin"
-AUTHORITIES = ("SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS")  # variables with a file of certificates that the agents trust
 SESSIONS = 4
-LIMIT_S = 240
 CONFIG: Final[Mapping[str, Any]] = {"prices": {"m": {"input": 1.0, "output": 2.0}}, "model_aliases": {"claude-*": "m"}}
 
 pytestmark = [pytest.mark.clients, pytest.mark.skipif(not AGENTS.is_dir(), reason="needs scripts/clients.sh")]
@@ -38,65 +32,6 @@ async def fleet(*paths: str) -> AsyncIterator[tuple[Running, list[AgentEngine]]]
         for engine in engines:
             await stack.enter_async_context(engine)
         yield await stack.enter_async_context(running(*engines, **CONFIG)), engines
-
-
-async def run(home: Path, *command: str, said: str = "", **env: str) -> str:
-    """Run an agent in a home of its own; returns what it has printed. said: on its standard input."""
-    folder = home / "work"
-    folder.mkdir(parents=True, exist_ok=True)  # it is there when a session goes on
-    (folder / "a-file.txt").write_text("x", encoding="utf-8")
-    kept = {name: os.environ[name] for name in ("PATH", *AUTHORITIES) if name in os.environ}
-    place = {**kept, "HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), **env}
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        cwd=folder,
-        env=place,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        out, _ = await asyncio.wait_for(process.communicate(said.encode()), LIMIT_S)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    text = out.decode("utf-8", "replace")
-    assert process.returncode == 0, text
-    return text
-
-
-async def codex(home: Path, url: str, number: int, *more: str, calls: str = "") -> str:
-    """more: lines of its provider's configuration. calls: what its message asks for, for a simulated replica."""
-    config = home / ".codex" / "config.toml"
-    config.parent.mkdir(parents=True)
-    lines = ['model = "m"', 'model_provider = "warm"', "[model_providers.warm]", 'name = "warm"', f'base_url = "{url}/v1"']
-    config.write_text("\n".join([*lines, *more, 'wire_api = "responses"', 'env_key = "X_KEY"\n']), encoding="utf-8")
-    options = "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"
-    return await run(home, str(AGENTS / "codex"), "exec", *options, f"list the files, number {number}{calls}", X_KEY="k")
-
-
-async def opencode(home: Path, url: str, number: int, provider: str, calls: str = "") -> str:
-    """calls: as above; on its standard input, for it puts what is on its command line between quotes."""
-    config = home / ".config" / "opencode" / "opencode.json"
-    config.parent.mkdir(parents=True)
-    options = {"options": {"baseURL": f"{url}/v1", "apiKey": "k"}, "models": {"m": {"name": "m"}}}
-    providers = {"warm": {"npm": "@ai-sdk/openai-compatible", **options}, "anthropic": options}
-    model = f"{provider}/m"
-    quiet = {"autoupdate": False, "share": "disabled", "model": model, "small_model": model}
-    config.write_text(json.dumps({**quiet, "provider": providers}), encoding="utf-8")
-    return await run(home, str(AGENTS / "opencode"), "run", "-m", model, f"list the files, number {number}", said=calls)
-
-
-async def claude_code(home: Path, url: str, number: int, calls: str = "", *more: str) -> str:
-    """Asks for models of its own, which are aliases; it is told of no other address, and of a proxy that is not there.
-
-    more: options.
-    """
-    here = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": "k", "NO_PROXY": "127.0.0.1"}
-    quiet = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1", "HTTPS_PROXY": "http://127.0.0.1:9"}
-    message = f"list the files, number {number}{calls}"
-    return await run(home, str(AGENTS / "claude"), "-p", message, "--allowedTools", "Bash", *more, **here, **quiet)
 
 
 def check(engines: list[AgentEngine], lines: list[dict[str, Any]], session_header: str, path: str) -> None:
@@ -150,7 +85,7 @@ NOT_RECORDED: Final = {
 ALL_AGENTS: Final = {**AGENTS_UNDER_TEST, **NOT_RECORDED}
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("speaks", [(), ("/v1/chat/completions",)], ids=["native", "translated"])
 @pytest.mark.parametrize("agent", ALL_AGENTS)
 async def test_whole_agent_loops(
@@ -170,7 +105,7 @@ FULL: Final = {
 }
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1300)
 @pytest.mark.parametrize("speaks", [(), ("/v1/chat/completions",)], ids=["native", "translated"])
 @pytest.mark.parametrize("words", FULL)
 async def test_claude_code_compacts_a_full_context_and_answers_the_turn(
@@ -186,7 +121,7 @@ async def test_claude_code_compacts_a_full_context_and_answers_the_turn(
         assert len(statuses[statuses.index(400) :]) > 2, "the summary, and the turn again"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1300)
 async def test_claude_code_gives_a_wrong_key_up_at_once(
     tmp_path: Path, request_lines: Callable[[], list[dict[str, Any]]]
 ) -> None:

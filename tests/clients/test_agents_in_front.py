@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.clients.agent_engine import CALLS, AgentEngine
-from tests.clients.test_agents import AGENTS, ALL_AGENTS, AUTHORITIES, CONFIG
+from tests.clients.programs import AGENTS, AUTHORITIES
+from tests.clients.test_agents import ALL_AGENTS, CONFIG
 from tests.deploy.fronts.stage import front, gateways_of
 
 SESSIONS = 6
@@ -21,7 +22,7 @@ SESSIONS = 6
 pytestmark = [pytest.mark.clients, pytest.mark.skipif(not AGENTS.is_dir(), reason="needs scripts/clients.sh")]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("agent", ALL_AGENTS)
 async def test_every_session_of_an_agent_reaches_one_gateway(
     agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

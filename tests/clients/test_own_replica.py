@@ -16,19 +16,16 @@ from typing import Any
 import pytest
 
 from tests.clients.agent_engine import CALLS
+from tests.clients.programs import AGENTS, claude_code, codex, opencode
 from tests.clients.recordings import load
 from tests.clients.sdk.engines import Seen, simulated
 from tests.clients.test_agents import (
-    AGENTS,
     AGENTS_UNDER_TEST,
     ALL_AGENTS,
     CONFIG,
     SESSIONS,
-    claude_code,
-    codex,
     continued,
     continuing,
-    opencode,
 )
 from tests.clients.test_recorded import NAMES, of_session, send
 from tests.gateway.conftest import Running, eventually, running

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.request.pulses import NO_EARLY_HEAD
+from gateway.request.pulses import EVENT_COUNTERS
 from tests.support.paths import ROOT
 
 
@@ -12,6 +12,6 @@ def test_the_table_of_agents_is_that_of_the_code() -> None:
     late = [
         line for line in table.splitlines() if line.startswith("| ") and "| nothing before the replica's first byte" in line
     ]
-    assert [line.split(" | ")[0].removeprefix("| ") for line in late] == list(NO_EARLY_HEAD)
-    for name in NO_EARLY_HEAD["Codex"]:
+    assert [line.split(" | ")[0].removeprefix("| ") for line in late] == list(EVENT_COUNTERS)
+    for name in EVENT_COUNTERS["Codex"]:
         assert f"`{name.lower()}`" in table.lower()

@@ -119,10 +119,17 @@ def config_over(*replicas: FakeReplica | str | dict[str, Any], **raw: Any) -> Co
 
 @contextlib.asynccontextmanager
 async def running(
-    *replicas: FakeReplica | str, resolver: Resolver | None = None, first_probes_s: float = FIRST_PROBES_S, **config: Any
+    *replicas: FakeReplica | str,
+    resolver: Resolver | None = None,
+    first_probes_s: float = FIRST_PROBES_S,
+    late_s: float = 60.0,
+    **config: Any,
 ) -> AsyncIterator[Running]:
-    """A gateway over these replicas. At the end nothing may be left open: no lease, no broken invariant."""
-    gateway = compose(config_over(*replicas, **config), LOGGED, Surroundings(resolver=resolver, first_probes_s=first_probes_s))
+    """A gateway over these replicas, patient with a store on a busy machine. At the end nothing may be left open: no lease, no
+    broken invariant.
+    """
+    around = Surroundings(resolver=resolver, first_probes_s=first_probes_s, late_s=late_s)
+    gateway = compose(config_over(*replicas, **config), LOGGED, around)
     async with serving_runner(gateway, clients_runner(gateway.served)) as run:
         yield run
 

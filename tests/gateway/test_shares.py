@@ -74,7 +74,7 @@ class RecordedProcess(ParserProcess):
         self.ran.append(arguments[0])
         if arguments[0] == OPERATION:
             raise NotImplementedError
-        return {wire.MEMBERS: ({}, 0), wire.REFERENCES: ([],), wire.GIVEN: (b"{}", None)}[arguments[0]]
+        return {wire.MEMBERS: ({}, 0), wire.REFERENCES: ([],), wire.CONVERSATION: (b"{}", None)}[arguments[0]]
 
 
 async def test_bodies_of_a_client_beyond_its_share_are_read_elsewhere() -> None:
@@ -90,7 +90,7 @@ async def test_bodies_of_a_client_beyond_its_share_are_read_elsewhere() -> None:
         await parsing.members(large, client)
         await parsing.references(large, client)
         await StoredItems(parsing).conversation_fields(b'{"metadata":{}}' + b" " * SMALL_BYTES, client)
-        assert process.ran == [wire.MEMBERS, wire.REFERENCES, wire.GIVEN], "the other client's are read in the loop"
+        assert process.ran == [wire.MEMBERS, wire.REFERENCES, wire.CONVERSATION], "the other client's are read in the loop"
 
 
 @pytest.mark.parametrize("free", [True, False])

@@ -77,7 +77,7 @@ class Messages(Dialect):
     def is_opening(self, event: bytes) -> bool:
         return name_of(event) == OPENING
 
-    def pulse(self, words: str) -> bytes:
+    def pulse(self, words: str, *, event: bool = False) -> bytes:
         return _PING
 
     def streamed(self, api: ApiRequest, body: bytes) -> bytes:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import orjson
+
 from gateway.dialects.answer import UsageTail, usage_of
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import AnswerTail, Continuation, Dialect, StreamReader
 from gateway.dialects.events.first_event import FirstEvent
 from gateway.dialects.events.sse import comment
+from gateway.dialects.excerpt import replica_error
 from gateway.dialects.finished_answer import AnswerAssembler
 from gateway.dialects.full_context import FullContext
 from gateway.dialects.openai.chat_answer import ChatAssembler
 from gateway.dialects.openai.continuation import TextContinuation
-from gateway.dialects.openai.errors import error_body, full_context_error
+from gateway.dialects.openai.errors import error_body, event_error_of, full_context_error
 from gateway.dialects.openai.request import CHAT, COMPLETION, GUESS, parse
 from gateway.dialects.openai.stream import ChunkReader, SeveralReader, first_event, is_opening
 from gateway.dialects.openai.usage import parse_usage
@@ -47,7 +50,7 @@ class GenerationBody(Dialect):
     def is_opening(self, event: bytes) -> bool:
         return is_opening(event)
 
-    def pulse(self, words: str) -> bytes:
+    def pulse(self, words: str, *, event: bool = False) -> bytes:
         return comment(words)
 
     def streamed(self, api: ApiRequest, body: bytes) -> bytes:
@@ -59,12 +62,15 @@ class GenerationBody(Dialect):
     def error_body(self, error: GatewayError, request_id: str = "") -> bytes:
         return error_body(error)
 
+    def replica_error(self, status: int, body: bytes) -> GatewayError:
+        return replica_error(status, body, whole=True)
+
     def full_context_error(self, full: FullContext, body: bytes, request_id: str) -> bytes:
         return full_context_error(full, body)
 
     def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
         """The error, then [DONE], as vLLM writes it."""
-        return b"data: " + error_body(error) + b"\n\ndata: [DONE]\n\n"
+        return b"data: " + orjson.dumps(event_error_of(error)) + b"\n\ndata: [DONE]\n\n"
 
 
 class ChatBody(GenerationBody):

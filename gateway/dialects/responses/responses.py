@@ -14,9 +14,10 @@ from gateway.dialects.dialect import AnswerTail, Dialect, StreamReader, cannot_c
 from gateway.dialects.events.first_event import FirstEvent
 from gateway.dialects.events.named import first_event, name_of
 from gateway.dialects.events.sse import comment
+from gateway.dialects.excerpt import replica_error
 from gateway.dialects.finished_answer import AnswerAssembler
 from gateway.dialects.full_context import FullContext
-from gateway.dialects.openai.errors import error_body, error_of, full_context_error
+from gateway.dialects.openai.errors import error_body, event_error_of, full_context_error
 from gateway.dialects.passthrough import PassThrough
 from gateway.dialects.responses.ids import id_in, path_id, refers
 from gateway.dialects.responses.prompt import has_context, responses_prompt, runs_tools
@@ -27,6 +28,7 @@ from gateway.dialects.stream_forms import response_events
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, bad_request
 
+_KEEPALIVE: Final = b'event: keepalive\ndata: {"type":"keepalive"}\n\n'  # Codex ignores types that it does not know
 _LIMITS: Final[tuple[str, ...]] = ("max_output_tokens",)
 
 
@@ -74,8 +76,8 @@ class Responses(Dialect):
     def is_opening(self, event: bytes) -> bool:
         return name_of(event) in QUIET
 
-    def pulse(self, words: str) -> bytes:
-        return comment(words)
+    def pulse(self, words: str, *, event: bool = False) -> bytes:
+        return _KEEPALIVE if event else comment(words)
 
     def streamed(self, api: ApiRequest, body: bytes) -> bytes:
         return response_events(body)
@@ -85,6 +87,9 @@ class Responses(Dialect):
 
     def error_body(self, error: GatewayError, request_id: str = "") -> bytes:
         return error_body(error)
+
+    def replica_error(self, status: int, body: bytes) -> GatewayError:
+        return replica_error(status, body, whole=True)
 
     def full_context_error(self, full: FullContext, body: bytes, request_id: str) -> bytes:
         return full_context_error(full, body)
@@ -167,5 +172,5 @@ def _error_event(error: GatewayError, reader: StreamReader | None) -> bytes:
     """OpenAI's servers send `error`, and its clients raise at it; the flat fields are from OpenAI's documentation."""
     number = reader.last_number + 1 if reader else 0
     data: dict[str, Any] = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
-    data |= {"sequence_number": number, **error_of(error)}
+    data |= {"sequence_number": number, **event_error_of(error)}
     return b"event: error\ndata: " + orjson.dumps(data) + b"\n\n"

@@ -129,11 +129,12 @@ class Histories:
         return turn
 
     def logged(self, owner: str, history: History, log: LogTurn) -> Turn:
-        """A turn of a prompt log. Its answer is stored if the client or the log wants it."""
-        history.store = history.store or log.keeps
+        """A turn of a prompt log. Its answer is stored if the client or the log wants it; it tells the client its own wish."""
+        wished, history.store = history.store, history.store or log.keeps
         if log.own is not None:
             history.own = log.own
         turn = Turn(self.keep, owner, history, log.before)
+        turn.client_history.store = wished
         turn.log, turn.parent = log, log.parent
         if turn.request_items is not None:
             turn.request_items = log.stored

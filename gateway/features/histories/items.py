@@ -33,7 +33,7 @@ class StoredItems:
         """The fields of a request to `/v1/conversations`. Also raises GatewayError 400."""
         if self._parsing.is_quick(body, client):
             return await self._parsing.turns.take(partial(parse_fields, body), client)
-        return ConversationFields(*await self._parsing.process.run((wire.GIVEN,), body, client))
+        return ConversationFields(*await self._parsing.process.run((wire.CONVERSATION,), body, client))
 
     async def listed(self, joined: bytes, max_items: int, client: str) -> list[tuple[str, bytes]] | None:
         """The id of each item, and the item in the form of lists (JSON). None: more than max_items, or nested too deeply."""
@@ -47,8 +47,8 @@ class StoredItems:
 
         query: limit, order, after. Also raises GatewayError 400.
         """
-        pieces = [piece for _, given_items, made in turns for piece in (given_items, made)]
-        pieces[-1] = b""  # the answer of the last turn is no input
+        pieces = [piece for _, input_, output in turns for piece in (input_, output)]
+        pieces[-1] = b""  # the output of the last turn is no input
         joined, ids, sizes = b"".join(pieces), [id_ for id_, _, _ in turns], list(map(len, pieces))
         if self._parsing.is_quick(joined, client):
             return await self._parsing.turns.take(partial(input_items, joined, ids, sizes, query), client)

@@ -28,6 +28,7 @@ log = logging.getLogger("warmroute.state")
 
 FILE: Final = "responses.sqlite"
 RETRY_S: Final = 5.0
+SOON_S: Final = 1.0
 PURGE_S: Final = 60.0
 _PURGE_PAUSE_S: Final = 0.1  # between transactions, so that requests can write
 
@@ -58,7 +59,7 @@ class LazyStore(Generic[S_co]):
         self.tables: list[str] = []
         self.sweeps: list[Callable[[], Awaitable[int]]] = []
         self._store: S_co | None = None
-        self._lock = asyncio.Lock()
+        self._opening: asyncio.Task[tuple[S_co | None, str]] | None = None
         self._failure: tuple[float, str] | None = None
 
     @property
@@ -74,17 +75,22 @@ class LazyStore(Generic[S_co]):
         """The store; the first call opens it. Raises StoreFailed."""
         if self._store is not None:
             return self._store
-        async with self._lock:
-            if self._store is None:
-                if self._failure and self._pause_clock() < self._failure[0] + RETRY_S:
-                    raise StoreFailed(self._failure[1])
-                try:
-                    self._store = await self._open()
-                except StoreFailed as failure:
-                    self._failure = self._pause_clock(), str(failure)
-                    log.error("responses cannot be stored", extra={"reason": str(failure)})
-                    raise
-            return self._store
+        if self._opening is None:
+            if self._failure and self._pause_clock() < self._failure[0] + RETRY_S:
+                raise StoreFailed(self._failure[1])
+            self._opening = asyncio.get_running_loop().create_task(self._opened(), name="open store")
+        store, failure = await asyncio.shield(self._opening)  # others wait, too
+        if store is None:
+            raise StoreFailed(failure)
+        return store
+
+    async def get_soon(self) -> S_co:
+        """`get`, for work that can do without the store: after a failure it waits SOON_S at most. Raises StoreFailed."""
+        try:
+            async with asyncio.timeout(SOON_S if self._failure else None):
+                return await self.get()
+        except TimeoutError:
+            raise StoreFailed(f"it could not be opened before, and takes longer than {SOON_S:g} s") from None
 
     async def run(self) -> None:
         """Remove expired responses from the open store every PURGE_S, until cancelled."""
@@ -100,9 +106,23 @@ class LazyStore(Generic[S_co]):
 
     async def close(self) -> None:
         """Execute the queued writes and close the store. Idempotent."""
+        if self._opening is not None:
+            await self._opening
         store, self._store = self._store, None
         if store:
             await store.close()
+
+    async def _opened(self) -> tuple[S_co | None, str]:
+        """The store; or None, and why it cannot be opened."""
+        try:
+            self._store, self._failure = await self._open(), None
+        except StoreFailed as failure:
+            self._failure = self._pause_clock(), str(failure)
+            log.error("responses cannot be stored", extra={"reason": str(failure)})
+            return None, str(failure)
+        finally:
+            self._opening = None
+        return self._store, ""
 
     async def _open(self) -> S_co:
         make = await asyncio.to_thread(self._loaded)

@@ -158,7 +158,8 @@ class HistoryStore(ConversationStore):
         rows = connection.execute(_KNOWN, {"owner": response.owner, "id": response.id, "parent": response.parent})
         known = {each.id: each for each in rows.all()}
         same = known.get(response.id)
-        if same and not same.emptied and same.expires_at > now and same.created_at != response.created_at:
+        if same and not same.emptied and same.created_at != response.created_at and (renews or same.expires_at > now):
+            # Also a tree that has expired, and is not emptied yet, is renewed as a whole.
             return self._renewed(connection, response.owner, same, expires_at, ttl_s) if renews else None
         if response.parent == response.id:
             row["parent"] = ""  # reuses the id of an expired response

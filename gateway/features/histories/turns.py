@@ -32,15 +32,17 @@ from gateway.features.histories.refs import RefStore
 from gateway.features.histories.sizes import release
 from gateway.features.histories.tables import ROW, frames, responses, unexpired
 
-KEEP_S: Final = 1.0  # an answer is not late by more; then its turn is not stored
 MAX_FOUND: Final = 100  # turns with one head, the newest first
 DELETED_AT_ONCE: Final = 1000  # turns, in a transaction of some 50 ms
 _DELETE_PAUSE_S: Final = 0.1  # between transactions, so that other processes can write, too
 
 
 class TurnStore(RefStore):
-    """Stores turns, in addition to refs. deleted_at_once: turns in a transaction; a parameter for tests."""
+    """Stores turns, in addition to refs. late_s: longest wait of an answer for its turn, which then is not stored.
+    deleted_at_once: turns in a transaction; a parameter for tests.
+    """
 
+    late_s = 1.0
     deleted_at_once = DELETED_AT_ONCE
 
     async def put_turn(
@@ -79,10 +81,10 @@ class TurnStore(RefStore):
             return expires_at
 
         try:
-            async with asyncio.timeout(KEEP_S):
+            async with asyncio.timeout(self.late_s):
                 return await self._database.write(work)
         except TimeoutError:
-            raise StoreFailed(f"the database took longer than {KEEP_S:g} s") from None
+            raise StoreFailed(f"the database took longer than {self.late_s:g} s") from None
 
     async def turns_at(self, owner: str, head: str) -> Sequence[FoundTurn]:
         """The turns of an owner with this head, or with this input head, the newest first. Raises UnknownObjectError or

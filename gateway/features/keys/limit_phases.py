@@ -54,14 +54,13 @@ class LimitPhases:
                 raise
 
     def count(self, grant: Grant) -> None:
-        """Counts a request that needs no tokens. Raises GatewayError 429."""
+        """Counts a request that costs nothing. Raises GatewayError 429."""
         if grant.limits is not None:
             try:
-                reservation = self._keys.limiter.enter(grant.id, grant.limits, self._keys.moment())
+                self._keys.limiter.count_free(grant.id, grant.limits, self._keys.moment())
             except GatewayError as error:
                 self._metrics.limited.add((error.code,))
                 raise
-            reservation.settle(0, 0, 0, self._keys.moment())
 
     def enter(self, exchange: Exchange) -> None:
         """Counts the request, once. Raises GatewayError 429."""

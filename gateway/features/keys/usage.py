@@ -9,7 +9,7 @@ from gateway.features.keys.keys import Keys
 
 
 def usage_of(keys: Keys, id_: str) -> dict[str, Any] | None:
-    """The use of a key, with the rest of its limits. None: the key has no limits, or was not used since the start. O(1)."""
+    """The use of a key, and the remainder of its limits. None: the key has no limits, or was not used since the start. O(1)."""
     account = keys.limiter.account(id_)
     if account is None:
         return None

@@ -22,7 +22,7 @@ from typing import Any, Final
 from gateway.accounting.money import MOST
 from gateway.errors import CLIENT_LEFT
 from gateway.features.ledger.buffer import Entry
-from gateway.features.ledger.sums import DAY_MS, LAST_MS, MILL, MONEY, TOKENS
+from gateway.features.ledger.sums import DAY_MS, LAST_MS, MILL, MONEY, ROW_GROUP, TOKENS
 from gateway.telemetry.counters import FirstValues
 
 MAX_CHARS: Final = 200  # of a text
@@ -122,6 +122,10 @@ class RowMaker:
         return self._tenants.label(tenant)
 
 
+# Places in a row.
+_AT_MS, _TENANT, _KEY, _MODEL, _POOL, _ENDPOINT, _FAILED = 1, 3, 4, 5, 8, 10, 12
+_METERED, _PRICED, _ESTIMATED, _TOKENS = 22, 23, 24, 25  # _TOKENS: tokens and money begin here, and end before ROW_GROUP
+
 _NO_TOKENS: Final = (0,) * len(TOKENS)
 _NO_MONEY: Final = (0,) * len(MONEY)
 
@@ -160,13 +164,15 @@ def sums_of(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
     """
     groups = dict[Group, list[Row]]()
     for row in rows:
-        groups.setdefault((day_of(row[1]), row[3], row[4], row[5], row[8], row[10]), []).append(row)
+        key = (day_of(row[_AT_MS]), row[_TENANT], row[_KEY], row[_MODEL], row[_POOL], row[_ENDPOINT])
+        groups.setdefault(key, []).append(row)
     found = []
     for group, some in sorted(groups.items()):
         columns = list(zip(*some, strict=True))
-        estimated = sum(each != "" for each in columns[24])
-        unpriced = sum(metered > priced for metered, priced in zip(columns[22], columns[23], strict=True))
-        counts = [len(some), sum(columns[12]), estimated, unpriced, *map(sum, columns[25:-2])]
+        estimated = sum(each != "" for each in columns[_ESTIMATED])
+        unpriced = sum(metered > priced for metered, priced in zip(columns[_METERED], columns[_PRICED], strict=True))
+        amounts = map(sum, columns[_TOKENS : -len(ROW_GROUP)])
+        counts = [len(some), sum(columns[_FAILED]), estimated, unpriced, *amounts]
         found.append((*group, *counts[: -len(MONEY)], *_parts(counts[-len(MONEY) :])))
     return found
 

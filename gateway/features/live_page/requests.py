@@ -72,9 +72,9 @@ class LiveRequests(Explainer):
     def explain(self, exchange: Exchange, policy: str, ranking: list[Candidate]) -> None:
         """Puts the row of a running request. O(MAX_CANDIDATES)."""
         request, decision, pool = exchange.record, exchange.booking.decision, exchange.target.pool
-        live = self._shown(request, request.begun)
-        row = _row(request, self._now() if live.since == 0 else live.since)
-        live.since = row["time"]
+        shown = self._shown(request, request.begun)
+        row = _row(request, shown.since or self._now())
+        shown.since = row["time"]
         row |= {
             "pool": name(pool),
             "replica": name(decision.best.replica),
@@ -82,18 +82,18 @@ class LiveRequests(Explainer):
             "estimated_prompt_tokens": decision.prompt_tokens,
             "predicted_cached_tokens": decision.best.matched_tokens,
         }
-        shown = list(ranking[:MAX_CANDIDATES])
-        if all(each.replica != decision.best.replica for each in shown):
-            shown[-1:] = [decision.best]
-        further = max(0, len(ranking) - len(shown))
-        self._feed.put(live.number, row, lambda: _reasons(policy, pool, decision, shown, further))
+        candidates = list(ranking[:MAX_CANDIDATES])
+        if all(each.replica != decision.best.replica for each in candidates):
+            candidates[-1:] = [decision.best]
+        further = max(0, len(ranking) - len(candidates))
+        self._feed.put(shown.number, row, lambda: _reasons(policy, pool, decision, candidates, further))
 
     def __call__(self, request: SettledRequest) -> None:
         self._feed.ended += 1
-        live = self._shown(request, request.ended)
-        if live.number > 0:
-            since = live.since or self._now() - (request.ended - request.begun)
-            self._feed.put(live.number, _ended(request, since))
+        shown = self._shown(request, request.ended)
+        if shown.number > 0:
+            since = shown.since or self._now() - (request.ended - request.begun)
+            self._feed.put(shown.number, _ended(request, since))
 
 
 def name(text: str) -> str:
@@ -101,8 +101,8 @@ def name(text: str) -> str:
     return text[:MAX_CHARS].encode("utf-8", "replace").decode()
 
 
-def _reasons(policy: str, pool: str, decision: Decision, shown: list[Candidate], further: int) -> Row:
-    """further: number of candidates that are not shown."""
+def _reasons(policy: str, pool: str, decision: Decision, candidates: list[Candidate], further: int) -> Row:
+    """further: number of candidates that are not among these."""
     return {
         "policy": policy,
         "pool": name(pool),
@@ -112,7 +112,7 @@ def _reasons(policy: str, pool: str, decision: Decision, shown: list[Candidate],
         "promised_tokens": decision.promised_tokens,
         "prompt_tokens": decision.prompt_tokens,
         "available_tokens": decision.available_tokens,
-        "candidates": [_candidate(each) for each in shown],
+        "candidates": [_candidate(each) for each in candidates],
         "further": further,
     }
 

@@ -33,9 +33,11 @@ from gateway.features.prompt_log.bases import (
     not_answering,
     open_calls,
     sealed_issuer,
+    wrong_form,
 )
 from gateway.features.prompt_log.divergence import Divergence, diverged
 from gateway.features.prompt_log.header import Wishes, invalid, logs_off, wishes_of
+from gateway.features.prompt_log.identified import IdentifiedTurns, is_turn_id
 from gateway.features.prompt_log.kept_turn import KeptTurn
 from gateway.features.prompt_log.log_jobs import LogJobs
 from gateway.features.prompt_log.log_request import FORMS_BY_PATH, LOG_REQUEST, LogRequest, count_refusal
@@ -78,6 +80,7 @@ class BasePhase:
         self._jobs = LogJobs(parsing_)
         self._divergence = Divergence(parsing_)
         self._whole = WholeBodies(live, parsing_)
+        self._identified = IdentifiedTurns(parsing_)
         self._store = store
         self._entering = entering
         self._metrics = metrics
@@ -129,15 +132,19 @@ class BasePhase:
                 raise logs_off("This gateway keeps no logs (state).", "frame" if wishes.base is None else "base")
             return
         try:
-            store = await self._store.get()
+            reads = wishes.base is not None or wishes.frame or wishes.once
+            store = await (self._store.get() if reads else self._store.get_soon())
         except StoreFailed as failure:
             if wishes.base is not None or wishes.frame:
                 raise not_answering(failure) from None
             return  # the answer is whole, and not kept
         owner_id, form = owner(exchange.request, exchange.caller), request.form
-        chain = await self.chain(exchange, form, wishes)
-        found: Sequence[FoundTurn] = ()
-        if chain != EMPTY:
+        try:
+            chain, named = await self.base(exchange, form, wishes)
+        except StoreFailed as failure:
+            raise not_answering(failure) from None
+        found: Sequence[FoundTurn] = () if named is None else [named]
+        if chain != EMPTY and named is None:
             found = await found_turns(store, owner_id, chain, form)
         bases, body, lease = [open_calls(turn) for turn in found], exchange.api.body, exchange.request.lease
         own = await self._own_turns.of(body, form, chain, bases, lease, named=bool(wishes.frame))
@@ -207,18 +214,34 @@ class BasePhase:
             raise sealed_issuer(issuers)
         return PoolBinding(next(iter(issuers)), refusal)
 
-    async def chain(self, exchange: Exchange, form: str, wishes: Wishes) -> bytes:
-        """The chain of the base; that of the empty log without one. Raises GatewayError 400."""
-        previous = exchange.api.refers
+    async def base(self, exchange: Exchange, form: str, wishes: Wishes) -> tuple[bytes, FoundTurn | None]:
+        """The chain of the base, that of the empty log without one; and its turn, if the request names that by its id. Raises
+        GatewayError 400, 404, 409, 410, 413, 500, 503 or 507, and StoreFailed.
+        """
+        previous, turn = exchange.api.refers, None
         if form != RESPONSES or not previous:
-            return wishes.base or EMPTY
+            return wishes.base or EMPTY, None
         chain = chain_named(previous)
         if chain is None:
-            text = "With these members a log goes on from a head: use 'base', or a head as 'previous_response_id'."
-            raise invalid(text, "previous_response_id")
+            chain, turn = await self._previous(exchange, previous)
         if wishes.base not in (None, chain):
             raise invalid("'base' and 'previous_response_id' are two bases.", "base")
-        return chain
+        return chain, turn
+
+    async def _previous(self, exchange: Exchange, id_: str) -> tuple[bytes, FoundTurn]:
+        """The log up to the response with this id. Raises GatewayError and StoreFailed."""
+        if self._store is None or not is_turn_id(id_):
+            text = "With these members a log goes on from a kept response, or from a head, and not from a conversation."
+            raise invalid(text, "previous_response_id")
+        store, owner_id = await self._store.get(), owner(exchange.request, exchange.caller)
+        try:
+            chain, turn = await self._identified.find(store, owner_id, id_, self._max_bytes, exchange.request.lease)
+        except GatewayError as error:
+            error.param = "previous_response_id"
+            raise
+        if turn.form != RESPONSES:
+            raise wrong_form(turn.form, "previous_response_id")
+        return chain, turn
 
     @property
     def _max_bytes(self) -> int:

@@ -18,7 +18,7 @@ from gateway.features.histories.records import (
     TurnNames,
     UnknownObjectError,
 )
-from gateway.features.prompt_log.naming.chain import DIGEST, chain_named, chains_of, head_name
+from gateway.features.prompt_log.naming.chain import DIGEST, EMPTY, chain_named, chains_of, head_name
 from gateway.features.prompt_log.turns.own_turn import OwnTurn
 from gateway.features.prompt_log.turns.seals import may_have_seals
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SEALED_ISSUER: Final = "sealed_issuer"
 HISTORY_SHARE: Final = 0.9  # of the largest body, which leaves room for the own turns
+_FEW: Final = 4  # entries of an answer
 _NONE: Final = "It was not kept, was deleted, or belongs to other credentials. Send the whole conversation, with keep."
 
 
@@ -60,9 +61,14 @@ async def found_turns(store: TurnStore, owner: str, chain: bytes, form: str = ""
         raise not_answering(failure) from None
     fitting = [turn for turn in found if form in ("", turn.form)]
     if not fitting:
-        text = "The log was written in another API. Send the whole conversation; 'expect' still verifies it."
-        raise log_error(409, "prompt_log_form", text, param, form=found[0].form)
+        raise wrong_form(found[0].form, param)
     return fitting
+
+
+def wrong_form(form: str, param: str) -> GatewayError:
+    """The error of a log of another API."""
+    text = "The log was written in another API. Send the whole conversation; 'expect' still verifies it."
+    return log_error(409, "prompt_log_form", text, param, form=form)
 
 
 def expired_log(expired: ExpiredObjectError, param: str = "base") -> GatewayError:
@@ -82,11 +88,12 @@ async def base_of(store: TurnStore, owner: str, turn: FoundTurn, max_bytes: int)
         raise log_error(413, "history_too_large", text) from None
     except StoreFailed as failure:
         raise not_answering(failure) from None
-    before, digests, issuers = list[bytes](), list[bytes](), set[str]()
+    before, digests, issuers, chain = list[bytes](), list[bytes](), set[str](), EMPTY
     for at, row in enumerate(rows):
         at_input = rows[at + 1].log.after_input if at + 1 < len(rows) else turn.at_input
         before += [row.input, b"" if at_input else row.output]
-        digests.append(_input_digests(row.log) if at_input else row.log.digests)
+        digests.append(_input_digests(row.log, chain) if at_input else row.log.digests)
+        chain = chain_named(row.log.input_head if at_input else row.log.head) or EMPTY
         if row.log.issuer and (not at_input or may_have_seals(row.input)):
             issuers.add(row.log.issuer)
     return Base(before, b"".join(digests), frozenset(issuers))
@@ -139,11 +146,12 @@ def not_answering(failure: StoreFailed) -> GatewayError:
     return error
 
 
-def _input_digests(names: TurnNames) -> bytes:
-    """The digests of a turn's input: the head follows from the input head by the digests of the answer, which are few."""
-    digests, input_chain, chain = names.digests, chain_named(names.input_head), chain_named(names.head)
+def _input_digests(names: TurnNames, chain: bytes) -> bytes:
+    """The digests of a turn's input. chain: before it. O(1) if the answer has a few entries, else O(entries of the turn)."""
+    digests, input_chain, head = names.digests, chain_named(names.input_head), chain_named(names.head)
     assert input_chain is not None
-    for at in range(len(digests), -1, -DIGEST):
-        if deque([input_chain, *chains_of(digests[at:], input_chain)], maxlen=1)[0] == chain:
+    for at in range(len(digests), max(-1, len(digests) - _FEW * DIGEST - 1), -DIGEST):  # nearly all answers
+        if deque([input_chain, *chains_of(digests[at:], input_chain)], maxlen=1)[0] == head:
             return digests[:at]
-    return b""  # not reached
+    lengths = (at for at, each in enumerate([chain, *chains_of(digests, chain)]) if each == input_chain)
+    return digests[: next(lengths, 0) * DIGEST]

@@ -46,7 +46,17 @@ def _install_delta(core: Core) -> None:
         passes=not PROMPT_LOG.of(core.config),
     )
     core.put(form)
-    core.extensions.forms.append(form.of)
+
+    def use() -> None:
+        """Has attempts ask for the form, once a pool has the option."""
+        if form.of not in core.extensions.forms and any(pool.delta for pool in core.live.config.pools):
+            core.extensions.forms.append(form.of)
+
+    async def reloaded() -> None:
+        use()
+
+    use()
+    core.work.reloads.append(reloaded)
 
 
 def _install_header(core: Core) -> None:

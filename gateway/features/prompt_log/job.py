@@ -175,8 +175,8 @@ def appended(body: bytes) -> AppendRequest:
     elif not isinstance(copy, dict) or not copy.get("from"):
         raise invalid("'copy' must be {from: HEAD, since: HEAD}.", "copy")
     wanted = {"base": found.get("base"), "expect": found.get("expect"), "from": copy.get("from"), "since": copy.get("since")}
-    ref = found.get("ref") or ""
-    if ref and not (isinstance(ref, str) and is_ref(ref)):
+    ref = "" if found.get("ref") is None else found["ref"]
+    if ref != "" and not (isinstance(ref, str) and is_ref(ref)):
         raise invalid("'ref' must be a name: 1 to 64 letters, digits, dots, _ or -.", "ref")
     form, ttl = found.get("form"), found.get("ttl", 0)
     if not isinstance(form, str) or form not in FORMS:
@@ -187,9 +187,9 @@ def appended(body: bytes) -> AppendRequest:
         raise invalid("'body' must be an object: a body of that API, without a model.", "body")
     if form == RESPONSES and found.get("body", {}).get("previous_response_id") is not None:
         raise invalid("The body goes on from a response: name its log in 'base'.", "previous_response_id")
-    heads = {name: value or "" for name, value in wanted.items()}
+    heads = {name: "" if value is None else value for name, value in wanted.items()}
     for name, head in heads.items():
-        if head and (not isinstance(head, str) or chain_named(head) is None):
+        if head != "" and (not isinstance(head, str) or chain_named(head) is None):
             raise invalid(f"{name!r} must be a head, such as pl1_9fIC...", name)
     return AppendRequest(
         form, heads["base"], heads["expect"], ref, heads["from"], heads["since"], ttl, *members.spans.get("body", (0, 0))

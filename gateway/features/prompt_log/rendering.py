@@ -49,8 +49,8 @@ class Renderer:
         self.render_s = RENDER_S
 
     async def render(self, replicas: Iterable[ReplicaState], model: str, chat: bytes, lease: MemoryLease) -> dict[str, Any]:
-        """{text, tokens, count, engine}, the first two as JSON. Raises GatewayError: 501 if no replica can do it, 502 if a
-        replica has failed that can.
+        """{text, tokens, count, engine}, the first two as JSON. Raises GatewayError: 501 if no replica can do it, 502 if all
+        capable replicas have failed.
         """
         text = "No replica of this model can show its prompts: vLLM, warmroute replica and llama.cpp can."
         failed = log_error(UNSUPPORTED, "render_unsupported", text, "model")

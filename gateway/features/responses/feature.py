@@ -46,7 +46,7 @@ def install(core: Core) -> None:
 
 def _recall_of(core: Core) -> tuple[LazyStore[RunStore] | None, Runs, Recall]:
     state, wall_clock, metrics = STATE.of(core.config), core.wall_clock, core.metrics.of(ResponsesMetrics)
-    load = partial(_load, state.max_mb << 20, state.owner_mb << 20)
+    load = partial(_load, state.max_mb << 20, state.owner_mb << 20, core.around.late_s)
     lazy = LazyStore(load, state.url, state.ttl_s, metrics.file_lost.add, wall_clock, core.clock)
     store = lazy if state.url != OFF else None
     histories = Histories(store, StoredItems(core.parsing), metrics.kept, metrics.histories, wall_clock)
@@ -56,8 +56,13 @@ def _recall_of(core: Core) -> tuple[LazyStore[RunStore] | None, Runs, Recall]:
     return store, runs, Recall(core.live, core.parsing, histories, runs, followers, wall_clock)
 
 
-def _load(max_bytes: int, owner_bytes: int) -> Callable[[Database, float, Callable[[], float]], RunStore]:
+def _load(max_bytes: int, owner_bytes: int, late_s: float) -> Callable[[Database, float, Callable[[], float]], RunStore]:
     from gateway.features.histories.sizes import StoredSizes
     from gateway.features.runs.stored_runs import RunStore
 
-    return partial(RunStore, format_=_FORMAT, sizes=StoredSizes(max_bytes, owner_bytes))
+    def made(database: Database, ttl_s: float, clock: Callable[[], float]) -> RunStore:
+        store = RunStore(database, ttl_s, clock, _FORMAT, StoredSizes(max_bytes, owner_bytes))
+        store.late_s = late_s
+        return store
+
+    return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gateway.config.live import Live
+from gateway.dialects.events.sse import comment
 from gateway.dialects.responses.ids import is_disguised
 from gateway.errors import GatewayError
 from gateway.features.responses.recall import Recall, charge_to
@@ -97,7 +98,11 @@ class StoredObjects:
             record.error = error.message
             return exchange.dialect.error_event(self._replies.shown(exchange, error), None) or b""
 
-        await self._recall.followers.send(stream, reply, failed, charge_to(exchange.request), self._live.patience_s)
+        def pulse() -> bytes:
+            record.answer.pulses += 1
+            return comment("running")
+
+        await self._recall.followers.send(stream, reply, failed, charge_to(exchange.request), self._live, pulse)
         return reply
 
     def concerns(self, exchange: Exchange) -> bool:

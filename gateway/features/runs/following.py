@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from gateway.config.live import Live
 from gateway.database.failures import StoreError, StoreFailed
 from gateway.errors import ClientStalled, GatewayError, bad_request
 from gateway.features.histories.histories import unavailable
@@ -21,6 +22,7 @@ from gateway.features.histories.records import Charge
 from gateway.features.runs.event_log import EventLog
 from gateway.features.runs.runs import Runs
 from gateway.request.client import ClientReply
+from gateway.request.pulses import STEPS
 from gateway.request.running import RunningRequests
 from gateway.upstream.client import PausableSource
 
@@ -53,6 +55,60 @@ class Gate(PausableSource):
                 await self._open.wait()
         except TimeoutError:
             raise ClientStalled(f"the client has not read for {patience_s:g} s") from None
+
+
+class PulsedReply:
+    """Writes the events of a stream, and a sign of life after each `every_s` without one, unless the client does not read.
+    every_s: 0: no signs of life. pulse: makes one.
+    """
+
+    def __init__(self, reply: ClientReply, every_s: float, pulse: Callable[[], bytes]) -> None:
+        self._reply = reply
+        self._every_s = every_s
+        self._pulse = pulse
+        self._loop = asyncio.get_running_loop()
+        self._sent_at = self._loop.time()
+        self._timer = self._loop.call_later(every_s, self._check) if every_s else None
+
+    def write(self, data: bytes) -> None:
+        """Raises ConnectionError if the client has left."""
+        self._reply.write(data)
+        self._sent_at = self._loop.time()
+
+    def close(self) -> None:
+        """No more signs of life. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check(self) -> None:
+        left_s = self._sent_at + self._every_s - self._loop.time()
+        if left_s <= 0 and self._reply.flows:
+            try:
+                self.write(self._pulse())
+            except ConnectionError:
+                return  # its request is cancelled
+            left_s = self._every_s
+        self._timer = self._loop.call_later(max(left_s, self._every_s / STEPS), self._check)
+
+
+async def pass_events(log: EventLog, after: int, write: Callable[[bytes], None], gate: Gate, patience_s: float) -> None:
+    """Writes the events behind number `after` as they come, until the log has ended. gate: of the reply.
+
+    Raises ClientStalled, and GatewayError 410 for a client that is too slow.
+    """
+    while True:
+        await gate.wait_open(patience_s)
+        found = log.since(after)
+        if found is None:
+            raise GatewayError(410, "events_gone", "The client was too slow: its next events have been dropped.")
+        data, last = found
+        if data:
+            write(data)
+            after = last
+        elif log.ended:
+            return
+        else:
+            await log.changed()
 
 
 class RunStreamRequest(NamedTuple):
@@ -101,22 +157,27 @@ class Followers:
         return FollowerStream(None, request, request.after, client)
 
     async def send(
-        self, following: FollowerStream, reply: ClientReply, failed: ErrorEvent, charge: Charge, patience_s: float
+        self,
+        following: FollowerStream,
+        reply: ClientReply,
+        failed: ErrorEvent,
+        charge: Charge,
+        live: Live,
+        pulse: Callable[[], bytes],
     ) -> None:
         """Sends the stream to a reply that has begun, and ends it. failed: makes the event for an error. charge: called with
-        the memory that is needed.
+        the memory that is needed. pulse: makes a sign of life.
 
         Raises ConnectionError if the client has left, or does not read.
         """
-        gate = Gate()
+        gate, patience_s, pulsed = Gate(), live.patience_s, PulsedReply(reply, live.keepalive_s, pulse)
         reply.feed_from(gate)
         try:
             if following.log:
-                await self._follow(
-                    following.log, FIRST if following.after is None else following.after, reply, gate, patience_s
-                )
+                begin = FIRST if following.after is None else following.after
+                await pass_events(following.log, begin, pulsed.write, gate, patience_s)
             elif following.request:
-                await self._replay(following.request, following.client, reply, gate, charge, patience_s)
+                await self._replay(following.request, following.client, pulsed, gate, charge, patience_s)
             reply.end()
         except ClientStalled:
             reply.cut()
@@ -128,25 +189,11 @@ class Followers:
                 raise  # the client left
             reply.end(failed(_shutdown_error(here=following.log is not None)))
         finally:
+            pulsed.close()
             reply.feed_from(None)
 
-    async def _follow(self, log: EventLog, after: int, reply: ClientReply, gate: Gate, patience_s: float) -> None:
-        while True:
-            await gate.wait_open(patience_s)
-            found = log.since(after)
-            if found is None:
-                raise GatewayError(410, "events_gone", "The client was too slow: its next events have been dropped.")
-            data, last = found
-            if data:
-                reply.write(data)
-                after = last
-            elif log.ended:
-                return
-            else:
-                await log.changed()
-
     async def _replay(
-        self, request: RunStreamRequest, client: str, reply: ClientReply, gate: Gate, charge: Charge, patience_s: float
+        self, request: RunStreamRequest, client: str, reply: PulsedReply, gate: Gate, charge: Charge, patience_s: float
     ) -> None:
         response = request.response
         if request.running:

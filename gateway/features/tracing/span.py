@@ -14,7 +14,7 @@ Value = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[floa
 
 class Span:
     """A span. Ids are lower-case hexadecimal; begun and ended are Unix nanoseconds. parent_id: "" at the root of a trace.
-    remote: the parent is in another process. error: reason of the failure; None: no failure; "": the attributes have it.
+    remote: the parent is in another process. error: reason of the failure; "": the attributes have it; None: no failure.
     """
 
     __slots__ = ("attributes", "begun", "ended", "error", "kind", "name", "parent_id", "remote", "span_id", "trace_id")

@@ -91,9 +91,7 @@ class Questions:
         self._open[number] = question
         self._channel.send(make(number), HUB)
         try:
-            async with asyncio.timeout(
-                self._limits.forwarded_s + 1.0
-            ):  # allows for a question that is forwarded at the last moment
+            async with asyncio.timeout(self._limits.forwarded_s + 1.0):  # the hub may forward it at the last moment
                 await question.forwarded.wait()
             async with asyncio.timeout(timeout_s):
                 await question.all_answered.wait()

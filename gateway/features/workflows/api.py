@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote
 from uuid import uuid4
 
@@ -29,14 +28,12 @@ from gateway.features.workflows.background.runs import BackgroundRuns
 from gateway.features.workflows.connectors import Connectors
 from gateway.features.workflows.directory import PREFIX, WorkflowLibrary
 from gateway.features.workflows.door import WorkflowDoor
-from gateway.features.workflows.language.estimate import estimate_of
 from gateway.features.workflows.language.faults import DocumentError
 from gateway.features.workflows.language.json_schema import document_schema
-from gateway.features.workflows.language.plan import copies_of
 from gateway.features.workflows.metrics import WorkflowsMetrics
+from gateway.features.workflows.plan_answers import PlanAnswers
 from gateway.features.workflows.recent_runs import RecentRuns
-from gateway.features.workflows.run_request import PlannedRun, RunRequestBody, RunRequests, read_body
-from gateway.features.workflows.running.call_prices import CallPrices
+from gateway.features.workflows.run_request import PlannedRun, RunRequests, read_body
 from gateway.features.workflows.running.calls import ModelCalls
 from gateway.features.workflows.running.event_stream import EventSender, error_event, event_bytes, unread_logs
 from gateway.features.workflows.running.messages import RunEvent
@@ -68,6 +65,7 @@ class WorkflowApi:
         core.work.closes.append(self._close)
         self._connectors = connectors
         self.requests = RunRequests(core, library, connectors)
+        self._plans = PlanAnswers(core)
         self._services = RunServices(ModelCalls(core), connectors, core.clock, core.wall_clock)
         self._logs = unread_logs()
         self._door = WorkflowDoor(core, self.requests, self._services, self._logs, self._perform)
@@ -135,29 +133,7 @@ class WorkflowApi:
     async def _plan(self, exchange: Exchange) -> ClientReply:
         body = read_body(exchange.api.body)
         planned = await self.requests.planned(body, exchange)
-        plan = planned.plan
-        found = {
-            "workflow": planned.workflow.name,
-            "calls": plan.calls,
-            "output_tokens": plan.output_tokens,
-            "widest": plan.widest,
-            **self._estimated(planned, body),
-            "prefixes": [asdict(each) for each in plan.prefixes],
-            "warnings": [asdict(each) for each in plan.warnings],
-        }
-        return self._json(exchange, found)
-
-    def _estimated(self, planned: PlannedRun, body: RunRequestBody) -> dict[str, Any]:
-        """Tokens and the worst price, as far as the given inputs show them; null: unknown."""
-        inputs = body.inputs if isinstance(body.inputs, dict) else {}
-        max_tokens = WORKFLOWS.of(self._core.config).max_tokens
-        prices = CallPrices(self._core)
-        found = estimate_of(planned.workflow, copies_of(planned.workflow), inputs, max_tokens, prices.bytes_per_token)
-        if found is None:
-            return {"prompt_tokens": None, "least_tokens": None, "cost_usd": None}
-        steps = found.steps.values()
-        cost = sum(each.copies * prices.worst_usd(each.model, each.prompt, each.answer) for each in steps)
-        return {"prompt_tokens": found.prompt_tokens, "least_tokens": found.least_tokens, "cost_usd": round(cost, 9)}
+        return self._json(exchange, await self._plans.answer(planned, body, exchange))
 
     async def _run(self, exchange: Exchange) -> ClientReply:
         raw = exchange.api.body

@@ -4,8 +4,8 @@
                                                           └──► other outputs: member `workflow` of the answer or its last chunk
 
 The text of the step that is the primary output (`running/passing.py`) passes as it comes, once no step can kill it any more.
-Any other primary output comes in one piece. Until the first byte of text nothing has been sent, so a failure has the status
-of its step.
+Any other primary output comes in one piece. Until the first byte of text only signs of life are sent (`request/pulses.py`): a
+failure has the status of its step, or is an event with its code after these.
 """
 
 from __future__ import annotations
@@ -53,7 +53,12 @@ class WorkflowDoor:
         name = exchange.api.model.removeprefix(PREFIX)
         exchange.record.subject.model = exchange.api.model
         body = RunRequestBody(name, "", None, exchange.api.stream, RunLimits(), {})
-        planned = await self._requests.planned(body, exchange)
+        try:
+            planned = await self._requests.planned(body, exchange)
+        except GatewayError as error:
+            if error.param == "workflow":  # a member of another endpoint
+                error.param = "model"
+            raise
         primary = planned.workflow.primary
         if primary is None:
             raise unfit("model", f"The workflow {name!r} names no primary output, which would be the answer's text.")
@@ -76,6 +81,10 @@ class WorkflowDoor:
     def _begun(self, exchange: Exchange, body: bytes | None, lines: bytes, answer: DoorAnswer) -> ClientReply:
         record = exchange.record
         record.status = 200
+        self._core.pulses.forget(exchange)
+        if exchange.delivered.early and (begun := exchange.delivered.reply) is not None:
+            record.answer.ok = record.answer.complete = True
+            return begun
         if answer.form.ignored:
             lines += f"X-Warmroute-Ignored: {', '.join(answer.form.ignored)}\r\n".encode("ascii", "replace")
         reply = self._core.replies.begin(exchange, 200, body, lines)
@@ -98,6 +107,7 @@ class WorkflowDoor:
 
         running = asyncio.get_running_loop().create_task(perform(), name=run.id)
         exchange.record.subject.stream = True
+        self._core.pulses.watch(exchange)
         try:
             while not (log.next or log.ended):
                 await log.changed()
@@ -257,7 +267,8 @@ def _inputs(workflow: Workflow, body: Mapping[str, Any]) -> dict[str, Any]:
     """The messages go to the only input of messages, or the last text of the user to the only required text; nowhere if all
     required inputs are given.
     """
-    given = body.get("workflow_inputs") or {}
+    given = body.get("workflow_inputs")
+    given = {} if given is None else given
     if not isinstance(given, dict):
         raise bad_request("'workflow_inputs' must be an object.", "workflow_inputs")
     declared = {name: each for name, each in workflow.inputs.items() if name not in given}

@@ -19,6 +19,7 @@ from gateway.features.translation.translation import Translation
 from gateway.request.exchange import Exchange
 
 _REFUSED: Final = ("tools", "functions", "response_format", "logprobs", "top_logprobs")
+_PLAIN: Final[Mapping[str, Any]] = {"response_format": {"type": "text"}}  # the same as none
 _COMMON: Final = frozenset(["model", "stream", "workflow_inputs", "metadata"])
 _KNOWN: Final[Mapping[str, frozenset[str]]] = {
     CHAT: _COMMON | {"messages", "stream_options", "user", "store", "n"},
@@ -74,7 +75,8 @@ def _as_chat(dialect: str, translation: Translation, raw: bytes) -> _TranslatedB
 def _ignored(dialect: str, members: Mapping[str, Any]) -> list[str]:
     """Names of the members without effect, the first ones: a client may send any number."""
     names = (key for key, value in members.items() if key not in _KNOWN[dialect] and value is not None)
-    return list(islice((key for key in names if key.isidentifier() and len(key) <= _MAX_NAME), _MAX_IGNORED))
+    fit = (key for key in names if key.isascii() and key.isidentifier() and len(key) <= _MAX_NAME)
+    return list(islice(fit, _MAX_IGNORED))
 
 
 class DoorForm:
@@ -85,7 +87,7 @@ class DoorForm:
     ) -> None:
         """Raises GatewayError 400 for members that a workflow cannot fulfil."""
         for key in _REFUSED:
-            if body.get(key):
+            if body.get(key) and body[key] != _PLAIN.get(key):
                 raise unfit(key, f"A workflow has its own steps: {key!r} is not possible here.")
         if body.get("n") not in (None, 1):
             raise unfit("n", "A workflow gives one answer: 'n' must be 1.")

@@ -24,7 +24,12 @@ class WorkflowsMetrics:
         )
         self.seconds = make.seconds("workflow_run", "Seconds from the start of a run to its end.", "workflow")
         self.steps = make.counter("workflow_steps_total", "Steps that ended, by kind and status.", "kind", "status")
-        self.retries = make.counter("workflow_retries_total", "Repeated attempts of steps.", "kind")
+        self.retries = make.counter(
+            "workflow_retries_total",
+            "Repeated attempts of steps, by the failure before: server_error, rate_limit, timeout, broken_answer,"
+            " constraint_unsatisfied, connector_failed.",
+            "reason",
+        )
         self.wasted = make.counter("workflow_wasted_tokens_total", "Tokens of answers that are in no result.")
         self.computed = make.counter("workflow_computed_tokens_total", "Prompt tokens that engines computed for runs.")
         self.least = make.counter("workflow_least_tokens_total", "The least that any order of the same calls computes.")
@@ -45,9 +50,9 @@ class WorkflowsMetrics:
         self.wasted.add((), usage["wasted_tokens"])
         self.computed.add((), usage["computed_tokens"])
         self.least.add((), usage["least_tokens"])
+        for reason, repeats in run.scheduler.repeats.items():
+            self.retries.add((reason,), repeats)
         for one in run.scheduler.tree.all():
             self.steps.add((one.step.work.kind, one.result.status))
             if one.gated >= 0 and one.started >= 0:
                 self.gate.observe((), one.started - one.gated)
-            if one.attempts > 1:
-                self.retries.add((one.step.work.kind,), one.attempts - 1)

@@ -23,6 +23,7 @@ from gateway.features.workflows.language.document import ConnectorCall, ModelCal
 from gateway.features.workflows.language.faults import OVER_LIMITS, DocumentFaults
 from gateway.features.workflows.language.inputs import read_inputs
 from gateway.features.workflows.language.plan import RunAllowance, WorkflowPlan, plan_of
+from gateway.features.workflows.language.values import EvaluationError, bytes_of
 from gateway.features.workflows.language.workflow import RunLimits, Workflow
 from gateway.features.workflows.model_engines import engine_traits
 from gateway.features.workflows.running.call_prices import model_of
@@ -188,6 +189,10 @@ def read_body(raw: bytes) -> RunRequestBody:
         if key in values and values[key] is not None and not isinstance(values[key], kind):
             raise bad_request(f"{key!r} must be {what}.", key)
     metadata = values.get("metadata") or {}
+    try:
+        bytes_of(metadata)
+    except EvaluationError:
+        raise bad_request("'metadata' is nested too deeply.", "metadata") from None
     if len(members.get("metadata", b"")) > MAX_METADATA:
         raise bad_request(f"'metadata' has at most {MAX_METADATA >> 10} KiB.", "metadata")
     return RunRequestBody(

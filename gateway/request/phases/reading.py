@@ -24,6 +24,7 @@ from gateway.request.record import tenant_label
 from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
 
 _MODELS_PATH: Final = "/v1/models"
+_READS: Final = ("GET", "HEAD")
 _TWICE: Final = "/v1/v1/"  # from clients that add /v1 to a base URL with /v1: Anthropic's do, OpenAI's do not
 _UNASKED: Final = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 _SOCKET_PATH: Final = "/v1/responses"
@@ -63,7 +64,7 @@ class ReadPhases:
         elif (origin := request.headers.get("Origin")) and _is_foreign(request, origin):
             require_origin(self._live.cors_origins, origin)
         self._loops.require_no_loop(request.headers.get(VIA_HEADER))
-        if record.path == _MODELS_PATH:  # the application answers GET and HEAD
+        if record.path == _MODELS_PATH and request.method not in _READS:  # GET and HEAD come here to be forwarded only
             raise GatewayError(405, "method_not_allowed", f"{record.path} takes GET, HEAD.")
         if not exchange.dialect.strict:
             if record.path.startswith(_TWICE):

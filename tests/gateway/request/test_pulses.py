@@ -14,7 +14,8 @@ import openai
 import pytest
 
 from gateway.dialects.table import DIALECTS
-from gateway.request.pulses import AT_ONCE, NO_EARLY_HEAD, ordinal
+from gateway.request.pulses import AT_ONCE, EVENT_COUNTERS, ordinal
+from tests.gateway.cluster.test_reload import reload
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.features.translation.test_translation import chat_only
 from tests.gateway.request.test_dialects import (
@@ -66,6 +67,7 @@ STREAMS: dict[str, tuple[bytes, ...]] = {
     RESPONSES: (CREATED, DELTA, COMPLETED),
 }
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+KEEPALIVE = b'event: keepalive\ndata: {"type":"keepalive"}\n\n'
 CODEX = {"Originator": "codex_cli_rs", "User-Agent": "codex_cli_rs/0.171.0 (Linux)"}
 Lines = Callable[[], list[dict[str, Any]]]
 
@@ -237,7 +239,8 @@ async def test_an_error_of_the_replica_after_the_head_is_an_event(path: str, req
         assert found.status == 200
         error = found.error["error"]
         assert error["message"] == "no such tool"
-        assert error["type"] == "invalid_request_error"
+        assert error["type"] == ("invalid_request_error" if path == MESSAGES else "t")  # Anthropic's, else the replica's own
+        assert error.get("status") == (None if path == MESSAGES else 400)
         if path in (MESSAGES, RESPONSES):
             assert found.events.startswith(b"event: error\n")
         else:
@@ -247,6 +250,15 @@ async def test_an_error_of_the_replica_after_the_head_is_an_event(path: str, req
     (line,) = request_lines()
     assert (line["status"], line["completion_tokens"]) == (400, None)
     assert "no such tool" in line["error"]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION, RESPONSES])
+@pytest.mark.parametrize("nested", [True, False], ids=["vLLM", "SGLang"])
+async def test_an_event_has_the_members_of_the_replicas_error_and_its_status(path: str, nested: bool) -> None:
+    go, error = asyncio.Event(), {"message": "busy", "type": "RateLimit", "param": None, "code": 429, "wait": 3}
+    body = json.dumps({"error": error} if nested else error).encode()
+    async with FakeReplica([once(go, writes(http(429, body)))]) as replica, running(replica, **OFTEN) as run:
+        assert (await told(run, path, go)).error["error"] == {**error, "status": 429}
 
 
 async def test_a_full_context_after_the_head_is_said_in_the_words_of_the_client(request_lines: Lines) -> None:
@@ -272,9 +284,8 @@ async def test_an_error_of_the_gateway_after_the_head_is_an_event(path: str, req
             await first
     error = found.error["error"]
     assert "waited too long" in error["message"]
-    assert (error["type"] if path == MESSAGES else error["code"]) == (
-        "rate_limit_error" if path == MESSAGES else "queue_timeout"
-    )
+    assert error["type"] == "rate_limit_error"  # by which AI SDK, too, repeats it
+    assert path == MESSAGES or (error["code"], error["status"]) == ("queue_timeout", 429)
     line = request_lines()[0]
     assert (line["status"], line["stream"], "waited too long" in line["error"]) == (429, True, True)
 
@@ -482,7 +493,7 @@ async def test_no_pulse_divides_an_event_or_follows_the_end() -> None:
 # -- who gets none
 
 
-async def test_codex_gets_no_head_before_the_replica(request_lines: Lines) -> None:
+async def test_codex_gets_no_head_before_the_replica() -> None:
     go, other = asyncio.Event(), asyncio.Event()
     script = [once(go, events(*STREAMS[RESPONSES])), once(other, events(*STREAMS[RESPONSES]))]
     async with FakeReplica(script) as replica, running(replica, **OFTEN) as run:
@@ -493,14 +504,41 @@ async def test_codex_gets_no_head_before_the_replica(request_lines: Lines) -> No
                 assert is_pulse(RESPONSES, await answer.content.readuntil(b"\n\n"))
             assert not codex.done()
             go.set()
-            found = await codex
-            assert await found.read() == b"".join(STREAMS[RESPONSES])
+            found = await (await codex).read()
+            assert found.replace(KEEPALIVE, b"") == b"".join(STREAMS[RESPONSES])
             other.set()
             await answer.read()
-    assert "pulses" not in request_lines()[0]
 
 
-@pytest.mark.parametrize(("name", "begin"), NO_EARLY_HEAD["Codex"].items())
+@pytest.mark.parametrize("begin", [b"", CREATED], ids=["comments", "opened"])
+async def test_codex_gets_events_whatever_the_replica_sends_before_its_first_token(begin: bytes) -> None:
+    """Its time runs from the last event on; comments are none."""
+    go = asyncio.Event()
+
+    async def alive(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + (chunk(begin) if begin else b""))
+        while not go.is_set():
+            writer.write(chunk(b": alive\n\n"))
+            await writer.drain()
+            await asyncio.sleep(0.001)
+        writer.write(b"".join(map(chunk, STREAMS[RESPONSES])) + b"0\r\n\r\n")
+
+    async with (
+        FakeReplica([alive]) as replica,
+        running(replica, **OFTEN) as run,
+        run.session.post(run.url + RESPONSES, json=BODIES[RESPONSES], headers=CODEX) as answer,
+    ):
+        received = b""
+        while received.count(KEEPALIVE) < 2:
+            received += await answer.content.readany()
+            assert not answer.content.at_eof()
+        go.set()
+        received += await answer.read()
+    left = received.replace(KEEPALIVE, b"").replace(b": alive\n\n", b"")
+    assert left == begin + b"".join(STREAMS[RESPONSES])
+
+
+@pytest.mark.parametrize(("name", "begin"), EVENT_COUNTERS["Codex"].items())
 async def test_codex_is_known_by_each_of_its_headers(name: str, begin: str) -> None:
     go, other = asyncio.Event(), asyncio.Event()
     async with FakeReplica([once(go, streams("a")), once(other, streams("b"))]) as replica, running(replica, **OFTEN) as run:
@@ -522,6 +560,16 @@ async def test_zero_turns_pulses_off() -> None:
         assert not run.gateway.pulses.clients
         go.set()
         assert b": " not in (await (await task).read()).replace(b": {", b"").replace(b'": ', b"").replace(b"data: ", b"")
+
+
+async def test_a_shorter_time_in_a_changed_configuration_is_for_all_from_the_next_request_on() -> None:
+    go, other = asyncio.Event(), asyncio.Event()
+    async with FakeReplica([once(go, streams("a")), once(other, streams("b"))]) as replica, running(replica, **RARELY) as run:
+        task = asyncio.create_task(told(run, CHAT, go))
+        await eventually(lambda: replica.requests)
+        await reload(run, replica, **OFTEN)
+        assert is_pulse(CHAT, (await told(run, CHAT, other)).first)
+        assert is_pulse(CHAT, (await task).first)
 
 
 async def test_a_plain_request_is_not_watched() -> None:
@@ -652,6 +700,7 @@ async def test_a_connection_is_reused_after_pulses() -> None:
 def test_what_each_api_gets() -> None:
     assert {path for path, dialect in DIALECTS.items() if dialect.pulsed} == set(BODIES)
     assert {DIALECTS[path].pulse("queued 3rd") for path in BODIES} == {PING, b": queued 3rd\n\n"}
+    assert DIALECTS[RESPONSES].pulse("queued 3rd", event=True) == KEEPALIVE
 
 
 def test_ordinals() -> None:

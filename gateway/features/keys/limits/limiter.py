@@ -135,19 +135,29 @@ class Limiter:
         if account.tokens is not None and (wait := account.tokens.wait(1, now)):
             raise _too_fast(f"{account.limits.tokens} uncached tokens", account, wait)
         self._require_budget(account, 0, moment)
-        if account.requests is not None and (wait := account.requests.wait(1, now)):
-            raise _too_fast(f"{account.limits.requests} requests", account, wait)
+        _require_rate(account, now)
         return account
 
     def enter(self, id_: str, limits: KeyLimits, moment: Moment) -> Reservation:
         """Counts one request. Raises GatewayError 429, and then counts nothing."""
         account = self.require(id_, limits, moment)
+        account.open += 1
+        self._count_request(account, moment)
+        return Reservation(self, account)
+
+    def count_free(self, id_: str, limits: KeyLimits, moment: Moment) -> None:
+        """Counts one request that costs nothing, so that a spent budget does not refuse it. Raises GatewayError 429, and then
+        counts nothing.
+        """
+        account = self._account(id_, limits)
+        _require_rate(account, moment.now)
+        self._count_request(account, moment)
+
+    def _count_request(self, account: KeyAccount, moment: Moment) -> None:
         if account.requests is not None:
             account.requests.take(1, moment.now)
         account.own.requests += 1
-        account.open += 1
         self._mark_changed(account)
-        return Reservation(self, account)
 
     def reserve(self, reservation: Reservation, tokens: int, money: int, moment: Moment) -> None:
         """See Reservation."""
@@ -378,6 +388,11 @@ def _total(account: KeyAccount, days: Iterable[Day]) -> Total:
     """O(these days)."""
     own = account.own
     return account.id, own.requests, own.tokens, own.reserved, tuple([(day, own.days.get(day, 0)) for day in days])
+
+
+def _require_rate(account: KeyAccount, now: float) -> None:
+    if account.requests is not None and (wait := account.requests.wait(1, now)):
+        raise _too_fast(f"{account.limits.requests} requests", account, wait)
 
 
 def _too_fast(limit: str, account: KeyAccount, wait_s: float) -> GatewayError:

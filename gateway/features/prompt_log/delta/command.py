@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from gateway.cluster import process
 from gateway.commands.surroundings import notes_of
+from gateway.config.kinds import MATCH_ALL
 from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError, Key, Problem
 from gateway.config.schema import Config, LogLevel
@@ -22,7 +21,9 @@ DESCRIPTION: Final = (
     " keys are passed on. No content is stored here. SIGTERM and SIGINT let running requests finish; a second signal ends them."
 )
 LISTEN: Final = "127.0.0.1:8700"
+FIRST_BYTE_S: Final = 3600  # the other gateway has a limit of its own, and sends no pulses to Codex meanwhile
 _POOL: Final = "upstream"
+_LARGEST_BODY_MB: Final = 1024
 _FILES: Final = ("ca_file", "cert_file", "key_file")
 _REPLICA: Final[Key] = ("pools", 0, "replicas", 0)
 
@@ -42,35 +43,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status. Raises ConfigError."""
-    from gateway.cluster.side_sockets import ListenError
-    from gateway.commands.serve import serve_until_signal
-    from gateway.commands.serving import StartError
+    from gateway.commands.serve import serve_to_its_end
 
     config = config_of(options)
     requests = logs.configure(config.log_level, log_format=config.log_format)
-    process.raise_file_limit()
-    process.relax_garbage_collection()
-    try:
-        process.run(serve_until_signal(config, requests, ConfigSource(None, lambda: config)))
-    except OSError as error:
-        print(f"warmroute: cannot listen on {config.listen}: {error.strerror or error}", file=sys.stderr)
-        return 1
-    except (StartError, ListenError) as error:
-        print(f"warmroute: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return serve_to_its_end(config, requests, ConfigSource(None, lambda: config))
 
 
 def config_of(options: argparse.Namespace) -> Config:
     """The configuration of the gateway. Raises ConfigError that names the flags."""
     files = {name: str(Path(file).absolute()) for name in _FILES if (file := getattr(options, name))}
     replica: dict[str, Any] = {"url": options.upstream, "name": _POOL, **({"tls": files} if files else {})}
+    pool = {"name": _POOL, "replicas": [replica], "delta": True, "strip_billing_header": False}
+    pool["models"] = [MATCH_ALL]  # the other gateway may know more names than it lists: aliases of models
     values = {
         "listen": options.listen,
         "admin_listen": OFF,
         "log_level": options.log_level,
-        "pools": [{"name": _POOL, "replicas": [replica], "delta": True, "strip_billing_header": False}],
+        "pools": [pool],
+        "limits": {"body_mb": _LARGEST_BODY_MB},  # the other gateway has limits of its own, and answers for them
+        "timeouts": {"first_byte_s": FIRST_BYTE_S},
         "prompt_log": False,  # the header of clients goes to the other gateway
+        "snapshot": {"file": OFF},
         "state": {"url": OFF},
         "workflows": {"enabled": False},
     }

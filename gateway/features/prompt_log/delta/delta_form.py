@@ -20,9 +20,9 @@ from typing import Any, Final
 from gateway.dialects.excerpt import replica_error
 from gateway.dialects.json_edits import Edit
 from gateway.errors import ReplicaFailure
-from gateway.features.prompt_log.delta.acknowledged import AcknowledgedHeads
 from gateway.features.prompt_log.delta.delta_answers import DeltaAnswers
 from gateway.features.prompt_log.delta.delta_request import DELTA, DeltaRequest, LogWords, scope_of, words_in, words_of
+from gateway.features.prompt_log.delta.expiring_keys import ExpiringKeys
 from gateway.features.prompt_log.delta.outline import BodyOutline, open_digest
 from gateway.features.prompt_log.delta.outlines import Outlines
 from gateway.features.prompt_log.delta.planning import DeltaPlan, frame_key, log_key, plan_of, whole_plan
@@ -37,11 +37,14 @@ from gateway.upstream.client import ReplicaAnswer, ReplicaCall
 
 log = logging.getLogger("warmroute.gateway")
 
+MOST_HEADS: Final = 65_536
 OFF_S: Final = 600.0
+MOST_OFF: Final = 1024  # clients choose the names of models
 _NAME: Final = HEADER.lower().encode()
 _MAX_ERROR: Final = 16 << 10  # bytes of an error that are read
 _NOT_ABOUT_LOGS: Final = frozenset([401, 403, 408, 429])
 _UNREADABLE: Final = "state_unavailable"
+_SEALED: Final = "sealed_issuer"  # without a name, a body goes to any pool
 _FORGOTTEN: Final = frozenset(
     ["prompt_log_not_found", "prompt_log_expired", "prompt_log_form", "prompt_log_diverged", "prompt_frame_not_found"]
 )
@@ -61,18 +64,18 @@ class DeltaForm(Form):
         *,
         passes: bool,
     ) -> None:
-        self.heads = AcknowledgedHeads()
+        self.heads = ExpiringKeys(MOST_HEADS)  # acknowledged; a key begins with its scope, so no caller uses another one's
         self._outlines = outlines
         self._metrics = metrics
         self._wall_clock = wall_clock
         self._clock = clock
         self._passes = passes
-        self._off_until = dict[tuple[str, str], float]()  # by the URL of a replica and the model's label
+        self._without_logs = ExpiringKeys(MOST_OFF)  # replicas and models
         self._said = dict[str, float]()  # when it was logged that a replica keeps nothing
 
     def of(self, exchange: Exchange, replica: ReplicaState, now: float) -> Form | None:
         """This form, if the pool has the option and the request may be a turn of a log."""
-        if not exchange.target.delta or exchange.request.path not in FORMS_BY_PATH or exchange.request.opened_by is not None:
+        if not exchange.target.delta or exchange.request.path not in FORMS_BY_PATH:
             return None
         return self
 
@@ -125,14 +128,17 @@ class DeltaForm(Form):
                 self._counts(request, answer, "off", 0)
                 return None
             return self._again(exchange, replica, request, None)
-        if not await self._is_refused(request, outline, plan, words, answer):
+        refusal = await self._refusal(request, outline, plan, words, answer)
+        if refusal is None:
             self._counts(request, answer, "delta" if plan.cuts else "whole", plan.saved)
             return None
-        return self._again(exchange, replica, request, whole_plan(outline) if plan.cuts else None)
+        named = plan.cuts and refusal != _SEALED
+        return self._again(exchange, replica, request, whole_plan(outline) if named else None)
 
     def _is_own(self, exchange: Exchange) -> bool:
-        """True if the client speaks with the other gateway itself."""
-        return self._passes and exchange.request.headers.get(HEADER) is not None
+        """True if the client speaks with the other gateway itself. Messages of a WebSocket ignore the header."""
+        request = exchange.request
+        return self._passes and request.opened_by is None and request.headers.get(HEADER) is not None
 
     def _planned(self, exchange: Exchange, replica: ReplicaState, request: DeltaRequest) -> ReplicaCall:
         """The call with its plan."""
@@ -154,22 +160,22 @@ class DeltaForm(Form):
     def _knows(self, scope: bytes, key: bytes) -> bool:
         return self.heads.has(scope + key, self._wall_clock())
 
-    async def _is_refused(
+    async def _refusal(
         self, request: DeltaRequest, outline: BodyOutline, plan: DeltaPlan, words: LogWords | None, answer: ReplicaAnswer
-    ) -> bool:
-        """True if an error is, or may be, about the log, and not about the client's own request."""
+    ) -> str | None:
+        """The code of an error that is, or may be, about the log ("": it has none). None: it is about the client's request."""
         status = answer.status
         if words is not None or not (400 <= status < 500 or status == 503) or status in _NOT_ABOUT_LOGS:
-            return False
+            return None
         try:
             code = replica_error(status, await answer.begin(_MAX_ERROR)).code
         except ReplicaFailure:
-            return plan.cuts
+            return "" if plan.cuts else None
         if code in _FORGOTTEN:
             self._forget(request, outline)
         if status == 503:
-            return code == _UNREADABLE
-        return plan.cuts or code.startswith("prompt_log")
+            return code if code == _UNREADABLE else None
+        return code if plan.cuts or code == _SEALED or code.startswith("prompt_log") else None
 
     def _forget(self, request: DeltaRequest, outline: BodyOutline) -> None:
         self.heads.forget(request.scope + frame_key(outline.frame))
@@ -236,13 +242,15 @@ class DeltaForm(Form):
 
     def _is_off(self, exchange: Exchange, replica: ReplicaState) -> bool:
         """True if the replica keeps no logs of the model."""
-        until = self._off_until.get((replica.url, exchange.target.label))
-        return until is not None and self._clock() < until
+        return self._without_logs.has(_off_key(exchange, replica), self._clock())
 
     def _leave_alone(self, exchange: Exchange, replica: ReplicaState) -> None:
         """The replica does not know the header, or the model is a workflow."""
-        model = exchange.target.label
         if not self._is_off(exchange, replica):
-            about = {"replica": replica.name, "model": model, "for_s": int(OFF_S)}
+            about = {"replica": replica.name, "model": exchange.target.label, "for_s": int(OFF_S)}
             log.warning("a replica of a pool with delta answers without Prompt-Log: it gets whole conversations", extra=about)
-        self._off_until[replica.url, model] = self._clock() + OFF_S
+        self._without_logs.add(_off_key(exchange, replica), self._clock() + OFF_S)
+
+
+def _off_key(exchange: Exchange, replica: ReplicaState) -> bytes:
+    return f"{replica.url}\0{exchange.target.model}".encode("utf-8", "surrogatepass")

@@ -21,8 +21,8 @@ from gateway.features.prompt_log.naming.messages import message_entries
 from gateway.features.prompt_log.naming.responses import item_entries, kind_of
 
 MOST: Final = 1 << 16
-"""Values that are remembered, two for each element: about 20 MiB."""
-MOST_IDS: Final = 1024  # characters of the ids of a remembered element
+"""Weights of the values that are remembered, two for each element without calls: about 20 MiB."""
+MOST_IDS: Final = 1024  # characters of the ids of a remembered element, and calls
 _MOST_CONTEXTS: Final = 8  # sets of indices for which an element's digests are remembered
 
 Key = tuple[int, int]
@@ -42,7 +42,12 @@ class ElementDigests:
     @property
     def is_small(self) -> bool:
         """True if it may be remembered."""
-        return sum(len(id_) for _, id_ in self.calls) <= MOST_IDS
+        return sum(len(id_) + 1 for _, id_ in self.calls) <= MOST_IDS
+
+    @property
+    def weight(self) -> int:
+        """Its memory in units of about 400 bytes: a call or a result takes as much as an element without them."""
+        return 1 + len(self.calls)
 
 
 @dataclass(slots=True)
@@ -57,12 +62,13 @@ class SeenValue:
 
 class DigestMemo:
     """Remembers elements, and other values, by their bytes. The least recently used half is forgotten. All operations are O(1),
-    and a hash. seed: of the hash. most: maximum number of values.
+    and a hash. seed: of the hash. most: maximum of the values' weights, which are 1 but for elements.
     """
 
     def __init__(self, seed: int, most: int = MOST) -> None:
         self.seed = seed
         self._most = most
+        self._weight = 0  # of the recent ones
         self._recent = dict[Key, Any]()
         self._older = dict[Key, Any]()
 
@@ -80,8 +86,10 @@ class DigestMemo:
         return found
 
     def put(self, key: Key, value: Any) -> None:
-        if len(self._recent) >= self._most // 2:
-            self._older, self._recent = self._recent, {}
+        weight = value.weight if isinstance(value, ElementDigests) else 1
+        if self._weight + weight > self._most // 2:
+            self._older, self._recent, self._weight = self._recent, {}, 0
+        self._weight += weight
         self._recent[key] = value
 
     def __iter__(self) -> Iterator[tuple[Key, Any]]:

@@ -30,6 +30,7 @@ from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.records import ExpiredObjectError, FoundTurn, RefMove, UnknownObjectError
 from gateway.features.prompt_log.base_phase import BasePhase
 from gateway.features.prompt_log.bases import HISTORY_SHARE, base_of, log_error, not_answering
+from gateway.features.prompt_log.divergence import diverged
 from gateway.features.prompt_log.header import ONCE_TOKEN, Wishes, answer_line, logs_off
 from gateway.features.prompt_log.log_jobs import LogJobs
 from gateway.features.prompt_log.log_request import FORMS_BY_PATH, count_refusal
@@ -58,12 +59,13 @@ _PATH: Final = re.compile(r"/v1/logs/once/([^/]{1,200})")
 
 
 class _TokenRequest(NamedTuple):
-    """ref: to be moved with its turn; "": none. until: end of the wait for another process, a reading of the clock."""
+    """ref, expect: as in `Wishes`. until: end of the wait for another process, a reading of the clock."""
 
     runs: OnceRuns
     key: TokenKey
     digest: str
     ref: str
+    expect: bytes | None
     until: float
 
 
@@ -103,7 +105,7 @@ class OnceAnswers:
         record.subject.generates = record.subject.metered = False  # the generation has a record of its own
         key = owner(exchange.request, exchange.caller), wishes.once
         digest, until = await self._digest(exchange, wishes), self._core.clock() + self.wait_s
-        asked = _TokenRequest(self._runs, key, digest, wishes.ref, until)
+        asked = _TokenRequest(self._runs, key, digest, wishes.ref, wishes.expect, until)
         while True:
             run = self._runs.find(key)
             reply = await (self._begin(exchange, asked) if run is None else self._join(exchange, asked, run))
@@ -112,7 +114,7 @@ class OnceAnswers:
 
     async def _begin(self, exchange: Exchange, asked: _TokenRequest) -> ClientReply | None:
         """Begins a generation, or answers without one. None: look again. Raises GatewayError and StoreFailed."""
-        runs, key, digest, ref, until = asked
+        runs, key, digest, ref, expect, until = asked
         store = await runs.open()
         seen = await store.find(key)
         is_free = seen is None or seen.stopped
@@ -129,7 +131,7 @@ class OnceAnswers:
                 raise stopped()
             return None
         run = runs.start(exchange, key, digest, seen)
-        run.ref = ref
+        run.ref, run.expect = ref, expect
         if not await self._is_claimed(exchange, run):
             exchange.api = run.api or exchange.api
             return None
@@ -138,11 +140,15 @@ class OnceAnswers:
 
     async def _join(self, exchange: Exchange, asked: _TokenRequest, run: OnceRun) -> ClientReply | None:
         """Follows a generation that was begun here. None: look again. Raises GatewayError."""
+        if run.failed:
+            await run.ended.wait()
+            return None
         if run.digest != asked.digest:
             raise self._mismatch(exchange)
         if not await self._is_claimed(exchange, run):
             return None
-        if (run.stream, run.ref) != (exchange.api.stream, asked.ref) and not await self._is_over(exchange, asked.runs, run):
+        same = (run.stream, run.ref) == (exchange.api.stream, asked.ref) and asked.expect in (None, run.expect)
+        if not same and not await self._is_over(exchange, asked.runs, run):
             return None
         self._joins(exchange, "joined")
         return await self._followers.follow(exchange, run)
@@ -159,7 +165,7 @@ class OnceAnswers:
     async def _digest(self, exchange: Exchange, wishes: Wishes) -> str:
         """Raises GatewayError."""
         form, body, lease = FORMS_BY_PATH[exchange.request.path], exchange.api.body, exchange.request.lease
-        base = await self._base.chain(exchange, form, wishes)
+        base, _ = await self._base.base(exchange, form, wishes)
         client = lease.account.client
         if len(body) <= QUICK_BYTES and signs(body) <= QUICK_SIGNS:
             return await self._core.parsing.turns.take(partial(named_digest, body, form, base, wishes.frame), client)
@@ -182,7 +188,7 @@ class OnceAnswers:
             raise error from None
 
     async def _is_over(self, exchange: Exchange, runs: OnceRuns, run: OnceRun) -> bool:
-        """Waits for the end of a generation in the other form, or with another ref. True: its answer is for all: an error,
+        """Waits for the end of a generation in the other form, or for other wishes. True: its answer is for all: an error,
         which has one form, or an answer of this form that is not kept, so that it moves no ref.
 
         Raises GatewayError if it was stopped.
@@ -228,13 +234,18 @@ class OnceAnswers:
             raise gone from None
         if expires_at is None:
             raise gone
+        max_bytes = int(self._core.live.max_body * HISTORY_SHARE)
+        if asked.expect is not None and head_name(asked.expect) != row.log.input_head:
+            given = FoundTurn(row.id, row.log.form, at_input=True, open=b"[]")
+            base = await base_of(turns, owner_id, given, max_bytes)
+            raise diverged(base.length, await self._jobs.latest(base, exchange.request.lease.account.client), None)
         size, lease = len(row.output) + len(row.response), exchange.request.lease
         if size >= LARGE_BODY and not lease.grow(2 * size):
             raise over_budget(0, lease.account.largest, 2 * size)
         told: dict[str, str | int | bool] = {"head": row.log.head} | ({"ref": False} if asked.ref else {})
         try:
             last = FoundTurn(row.id, row.log.form, at_input=False, open=b"[]")
-            base = await base_of(turns, owner_id, last, int(self._core.live.max_body * HISTORY_SHARE))
+            base = await base_of(turns, owner_id, last, max_bytes)
             told["length"] = base.length
             NAMED_LOG.set(exchange.record, NamedLog(base.length, REPEATED))
             if asked.ref:

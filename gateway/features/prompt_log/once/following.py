@@ -13,7 +13,7 @@ from gateway.dialects.excerpt import excerpt
 from gateway.dialects.openai.stream import ChunkReader
 from gateway.errors import ClientStalled, GatewayError, internal_error, shutting_down
 from gateway.features.prompt_log.once.run import OnceRun
-from gateway.features.runs.following import FIRST, Gate
+from gateway.features.runs.following import FIRST, Gate, pass_events
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
 
@@ -56,28 +56,20 @@ class OnceFollowers:
 
     async def _send(self, run: OnceRun, reply: ClientReply, *, strip_usage: bool) -> None:
         """Sends the pieces of a stream until it has ended. Raises GatewayError if it has no end for this client."""
-        log, gate, sent = run.log, Gate(), FIRST
-        reader = ChunkReader(strip_usage=strip_usage)
+        gate, reader = Gate(), ChunkReader(strip_usage=strip_usage)
         reader.started = True  # else it would take out the event of an error before the first token
+
+        def write(data: bytes) -> None:
+            reply.write(reader.feed(data) if strip_usage else data)
+
         reply.feed_from(gate)
-        while True:
-            await gate.wait_open(self._core.live.patience_s)
-            found = log.since(sent)
-            if found is None:
-                raise GatewayError(410, "events_gone", "The client was too slow: its next events have been dropped.")
-            data, sent = found
-            if data:
-                reply.write(reader.feed(data) if strip_usage else data)
-            elif not log.ended:
-                await log.changed()
-            elif run.complete:
-                reply.end()
-                return
-            elif run.stopped is not None:
-                raise run.stopped.again()
-            else:
-                reply.cut()
-                return
+        await pass_events(run.log, FIRST, write, gate, self._core.live.patience_s)
+        if run.complete:
+            reply.end()
+        elif run.stopped is not None:
+            raise run.stopped.again()
+        else:
+            reply.cut()
 
     async def _whole(self, exchange: Exchange, run: OnceRun, lines: bytes) -> ClientReply:
         """A plain answer, or an error. Raises GatewayError."""

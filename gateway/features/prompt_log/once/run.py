@@ -23,10 +23,10 @@ class OnceRun:
     """A generation.
 
     id: of the generation, its runner in the store. stream: it was asked for as a stream. ref: moves with its turn; "": none.
-    claimed: its token is its own, or not; an error: it cannot be. begun: set when the head of its answer is known, or it has
-    ended. status, lines: of the head; 0: there is none. streams: it is of a stream. complete: nothing of the answer is missing.
-    turn: its turn in the log. mark: of its token, when the turn is stored. stopped: the reason, if it was stopped. ended: set
-    at the end.
+    expect: the chain that its client has computed; None: none. claimed: its token is its own, or not; an error: it cannot be.
+    begun: set when the head of its answer is known, or it has ended. status, lines: of the head; 0: there is none. streams: it
+    is of a stream. complete: nothing of the answer is missing. turn: its turn in the log. mark: of its token, when the turn is
+    stored. stopped: the reason, if it was stopped. ended: set at the end.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class OnceRun:
         self.digest = digest
         self.stream = stream
         self.ref = ""
+        self.expect: bytes | None = None
         self.log: EventLog = logs.open(self.log_key, lease)
         self.api: ApiRequest | None = None
         self.request: ClientRequest | None = None
@@ -61,6 +62,11 @@ class OnceRun:
     def kept(self) -> bool:
         """True if its turn is durable: then its token has ended with it."""
         return self.turn is not None and self.turn.expires_at is not None
+
+    @property
+    def failed(self) -> bool:
+        """True if its answer is an error, or has broken off: its token is free as soon as it has ended."""
+        return self._finished and (self.status != 200 or not self.complete)
 
     @property
     def held(self) -> bool:

@@ -133,19 +133,23 @@ def _stored(own: bytes, form: str) -> bytes:
         return b""
     if not any(mark in own for mark in _MARKS):
         return own
-    elements = orjson.loads(b"[%b]" % own)
-    return b",".join(orjson.dumps(_unmarked(element, 2)) for element in elements)
+    return _unmarked_list(b"[%b]" % own, 2)[1:-1]
 
 
-def _unmarked(element: Any, depth: int) -> Any:
-    """An element without the markers of its own and of its blocks."""
-    if not isinstance(element, dict):
+def _unmarked_list(raw: bytes, depth: int) -> bytes:
+    elements = (raw[start:end] for start, end in read_list(raw, 0)[0])
+    return b"[%b]" % b",".join(_unmarked(each, depth) if any(mark in each for mark in _MARKS) else each for each in elements)
+
+
+def _unmarked(element: bytes, depth: int) -> bytes:
+    """An element (JSON) without the markers of its own and of its blocks. No other value changes: engines see its spelling."""
+    if not element.startswith(b"{"):
         return element
-    kept = {name: value for name, value in element.items() if name not in MARKERS}
-    content = kept.get("content")
-    if depth and isinstance(content, list):
-        kept["content"] = [_unmarked(part, depth - 1) for part in content]
-    return kept
+    spans = read_object(element).spans
+    kept = {name: element[start:end] for name, (start, end) in spans.items() if name not in MARKERS}
+    if depth and kept.get("content", b"").startswith(b"["):
+        kept["content"] = _unmarked_list(kept["content"], depth - 1)
+    return b"{%b}" % b",".join(b"%b:%b" % (orjson.dumps(name), value) for name, value in kept.items())
 
 
 def _framed(members: Members, form: str, leading: bytes, found: dict[str, Any]) -> bytes:

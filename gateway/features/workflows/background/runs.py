@@ -214,11 +214,22 @@ class BackgroundRuns:
         except asyncio.CancelledError:
             if not one.released:
                 raise
+            if await self._is_deleted(one):
+                self._metrics.count_run(one.name, one.run, self._core.clock() - begun)
         except Exception:  # a bug: another gateway may go on with it
             log.exception("a run failed by a bug", extra={"run": one.key[1]})
             one.released = True
         finally:
             self._recent.end(one.run)
+
+    async def _is_deleted(self, one: BackgroundRun) -> bool:
+        """True if a released run goes on nowhere."""
+        if self._goes_down() or self._store is None:
+            return False
+        try:
+            return await self._store.get(*one.key) is None
+        except StoreError:
+            return False
 
     def _ended(self, one: BackgroundRun) -> None:
         del self._runs[one.key]

@@ -8,7 +8,7 @@ Every possible step counts, with all copies. A value that a connector gives has 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,12 +27,19 @@ PIECE_WORK: Final = 2000  # units of a piece of a prompt (`WorkBudget`)
 
 @dataclass(frozen=True, slots=True)
 class StepEstimate:
-    """The calls of one step. copies: their number at most. prompt, answer: tokens of each at most."""
+    """The calls of one step. copies: their number at most. pieces: tokens of the pieces of a prompt (`PromptOutlines`).
+    answer: tokens at most.
+    """
 
     model: str
     copies: int
-    prompt: int
+    pieces: Sequence[int]
     answer: int
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of each prompt."""
+        return sum(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +119,7 @@ class _Estimation:
                 new = union.add(step.work.model, pieces, [answer])
             if self._copies[name] > 2:  # all copies after the first one compute as many
                 union.least_tokens += new * (self._copies[name] - 2)
-            steps[name] = StepEstimate(step.work.model, self._copies[name], sum(sizes), self._answer(name))
+            steps[name] = StepEstimate(step.work.model, self._copies[name], sizes, self._answer(name))
         total = sum(each.copies * each.prompt for each in steps.values())
         return RunEstimate(steps, total, union.least_tokens)
 

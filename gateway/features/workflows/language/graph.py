@@ -7,9 +7,10 @@ around it; the step around it is done after all steps within it. Thus a kill of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from gateway.features.workflows.language.completing import all_steps
-from gateway.features.workflows.language.document import Block, ModelCall, SwitchArms, WorkflowStep
+from gateway.features.workflows.language.document import Block, ConnectorCall, ModelCall, SwitchArms, WorkflowStep
 from gateway.features.workflows.language.templates import ValueTemplate
 
 
@@ -65,6 +66,38 @@ class StepGraph:
         """The steps around a step, the innermost first."""
         while name := self.outer[name]:
             yield name
+
+    def calls_on_paths(self) -> dict[str, int]:
+        """By step: the calls on the longest path of steps of which each needs the one before, from this step to the end of
+        the run. Steps within a step count as a part of it. O(edges).
+        """
+        waiting: dict[str, set[str]] = {name: set() for name in self.steps}  # steps that start after a step
+        late: dict[str, set[str]] = {name: set() for name in self.steps}  # steps that only end after it
+        for name, step in self.steps.items():
+            for each in self.requires[name].union(set(step.needs_any) & self.steps.keys()):
+                waiting[each].add(name)
+            for template, _ in step.late:
+                for each in self.steps_in(template):
+                    late[each].add(name)
+        found: dict[str, int] = {}
+        after: dict[str, int] = {}
+
+        def following(name: str) -> int:
+            if name not in after:
+                around = set(self.around(name))
+                longest = [whole(each) for each in waiting[name] - around]
+                longest += map(following, (late[name] | {*islice(self.around(name), 1)}) - {name})
+                after[name] = max(longest, default=0)
+            return after[name]
+
+        def whole(name: str) -> int:
+            if name not in found:
+                inner = max(map(whole, self.contents[name]), default=0)
+                own = isinstance(self.steps[name].work, ModelCall | ConnectorCall)
+                found[name] = max(inner, own + following(name))
+            return found[name]
+
+        return {name: whole(name) for name in self.steps}
 
     def lifted(self) -> dict[str, frozenset[str]]:
         """By step: the steps outside of it that must be done before it can be done, by itself or by steps within it."""

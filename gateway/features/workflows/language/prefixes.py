@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple
 
 from gateway.features.workflows.language.document import EachItem, ModelCall
+from gateway.features.workflows.language.expressions import INPUTS
 from gateway.features.workflows.language.graph import StepGraph
+from gateway.features.workflows.language.inputs import is_messages
+from gateway.features.workflows.language.operations import WorkBudget
 from gateway.features.workflows.language.results import CHAT
 from gateway.features.workflows.language.templates import TextTemplate, ValueTemplate, canonical_text
-from gateway.features.workflows.language.values import json_of
+from gateway.features.workflows.language.values import json_of, text_of
 
 
 class PromptPiece(NamedTuple):
@@ -145,6 +149,34 @@ class PromptOutlines:
                 before = [*self.of(call.source), answer]
             self._known[name] = [*before, *(OutlinePiece(_words(each), frozenset(_names(each)), each) for each in own)]
         return self._known[name]
+
+
+def known_beginning(graph: StepGraph, prefix: SharedPrefix, inputs: Mapping[str, Any], budget: WorkBudget) -> dict[str, Any]:
+    """The body of a request with the first pieces of a shared prefix, as far as inputs alone give them; empty: nothing is
+    known. Raises EvaluationError.
+    """
+    call = graph.steps[prefix.steps[0]].work
+    assert isinstance(call, ModelCall)
+    scope = {INPUTS: inputs}
+    body: dict[str, Any] = {"model": call.model}
+    for name, template in (("tools", call.tools), ("extra", call.extra)):
+        if template is not None and not _names(template) <= scope.keys():
+            return {}
+        if template is not None:
+            given = template.fill(scope, budget)
+            body = body | {name: given} if name == "tools" else given | body
+    found = list[Any]()
+    for piece in islice(PromptOutlines(graph).of(prefix.steps[0]), len(prefix.pieces)):
+        if piece.template is None or not piece.names <= scope.keys():
+            break
+        found.append(piece.template.fill(scope, budget))
+    if call.kind != CHAT:
+        body["prompt"] = "".join(map(text_of, found))
+    else:
+        body["messages"] = [message for each in found for message in (each if isinstance(each, list) else [each])]
+        found = found if is_messages(body["messages"]) else []
+    budget.charge(body)
+    return body if found else {}
 
 
 def _split(template: ValueTemplate) -> list[ValueTemplate]:

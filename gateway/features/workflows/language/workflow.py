@@ -13,7 +13,7 @@ from gateway.features.workflows.language.templates import ValueTemplate
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """Bounds on a run that the document lowers; None: the gateway's."""
+    """Bounds that a document sets for its runs; None: that of the gateway."""
 
     calls: int | None = None
     output_tokens: int | None = None

@@ -5,7 +5,8 @@ estimated prefill. So a prefix is computed once by engines that do not share pro
 
 An engine with slots (llama.cpp) finds a prefix in the slot of one ended request, and gives it to one request at a time. There
 a call waits until no call with its prefix runs: for its leader's prefill, and then at most as long as its own would take on
-another slot. So waiting costs at most about as much as it can save. Prompts are compared in pieces of PIECE bytes. Pure.
+another slot. If the next call gets the slot of the leader, it leads, and the others wait for it. So waiting for one call costs
+at most about as much as it can save. Prompts are compared in pieces of PIECE bytes. Pure.
 """
 
 from __future__ import annotations

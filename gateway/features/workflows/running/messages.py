@@ -130,6 +130,15 @@ class StepFailure:
     ends_run: bool = False
     cause: str = ""
 
+    @property
+    def reason(self) -> str:
+        """One of a few words for metrics."""
+        if self.code != "step_failed":
+            return self.code
+        if self.cause in ("incomplete_answer", "unreadable_answer"):
+            return "broken_answer"
+        return {408: "timeout", 429: "rate_limit", 504: "timeout"}.get(self.status, "server_error")
+
     def as_json(self, step: str = "") -> dict[str, Any]:
         found: dict[str, Any] = {"code": self.code, "message": self.message}
         if step:

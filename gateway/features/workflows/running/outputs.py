@@ -29,28 +29,28 @@ class Output:
 
 
 class OutputBoard:
-    """All outputs of a run. passing: the text of the primary output of a chat answer."""
+    """All outputs of a run. passing: the text of the primary output of a chat answer. outputs: by name."""
 
     def __init__(self, tree: StepTree, passing: PassingText) -> None:
         self.passing = passing
-        self.found: dict[str, Output] = {}
+        self.outputs: dict[str, Output] = {}
         self._tree = tree
 
     def add(self, name: str, value: Any, source: StepCopy) -> RunEvent:
         provisional = self._tree.may_be_killed(source)
-        self.found[name] = Output(name, value, source, PROVISIONAL if provisional else SETTLED)
+        self.outputs[name] = Output(name, value, source, PROVISIONAL if provisional else SETTLED)
         return RunEvent("output.done", {"name": name, "value": value, "provisional": provisional})
 
     def retract(self, source: StepCopy) -> Iterator[RunEvent]:
         """The step that yielded is killed."""
-        for each in self.found.values():
+        for each in self.outputs.values():
             if each.source is source and each.state == PROVISIONAL:
                 each.state = RETRACTED
                 yield RunEvent("output.retracted", {"name": each.name})
 
     def settle(self) -> Iterator[RunEvent]:
         """Confirms all outputs that no step can retract any more. O(provisional outputs * copies of killers)."""
-        for each in self.found.values():
+        for each in self.outputs.values():
             if each.state == PROVISIONAL and not self._tree.may_be_killed(each.source):
                 each.state = SETTLED
                 yield RunEvent("output.confirmed", {"name": each.name})
@@ -58,11 +58,11 @@ class OutputBoard:
     @property
     def values(self) -> dict[str, Any]:
         """All that was yielded and not retracted."""
-        return {name: each.value for name, each in self.found.items() if each.state != RETRACTED}
+        return {name: each.value for name, each in self.outputs.items() if each.state != RETRACTED}
 
     @property
     def provisional(self) -> list[str]:
-        return [name for name, each in self.found.items() if each.state == PROVISIONAL]
+        return [name for name, each in self.outputs.items() if each.state == PROVISIONAL]
 
     # -- streams
 
@@ -75,9 +75,10 @@ class OutputBoard:
         one.streamed = True
         if passes:
             yield RunEvent(PASSING, {"step": one.name, "text": text})
-        if rule is None or rule.stream != "snapshot":
-            if rule is not None and rule.stream:
-                yield RunEvent("output.delta", {"name": rule.name, "text": text})
+        if rule is None or not rule.stream:
+            return
+        if rule.stream != "snapshot":
+            yield RunEvent("output.delta", {"name": rule.name, "text": text})
             return
         one.pieces.append(text)
         if one.shown == NEVER or now - one.shown >= SNAPSHOT_S:

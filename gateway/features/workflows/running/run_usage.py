@@ -69,6 +69,6 @@ class RunUsage:
 
     def as_json(self) -> Mapping[str, Any]:
         usage = self.receipt.as_json()
-        retracted = {each.source.name for each in self._scheduler.board.found.values() if each.state == RETRACTED}
+        retracted = {each.source.name for each in self._scheduler.board.outputs.values() if each.state == RETRACTED}
         usage["wasted_tokens"] += sum(self._tokens.get(name, 0) for name in retracted)
         return usage

@@ -26,8 +26,8 @@ class StepCopy:
     then among items. decided: a switch has taken its arm; arm: None: there is none. item_count: of an `each`, once it has its
     list. calling: its request is sent, or will be after a delay. started, first, ended: readings of the clock. streamed: the
     client has pieces of its text. pieces: of the text, for snapshots. shown: time of the last snapshot. gated, passes_at:
-    readings of the clock when the gate has held it, and when it opens at the latest. why: of an end that is not done: the step
-    that killed it, the reason of a skip, or the code of its failure.
+    readings of the clock when the gate has held it first, and when it opens at the latest. leader: for which it waits. why: of
+    an end that is not done: the step that killed it, the reason of a skip, or the code of its failure.
     """
 
     __slots__ = (
@@ -42,6 +42,7 @@ class StepCopy:
         "indices",
         "inner",
         "item_count",
+        "leader",
         "name",
         "order",
         "outer",
@@ -79,7 +80,7 @@ class StepCopy:
         self.pieces: list[str] = []
         self.shown = NEVER
         self.usage: Mapping[str, Any] | None = None
-        self.replica = ""
+        self.leader = self.replica = ""
         self.why: str | None = None
 
     @property

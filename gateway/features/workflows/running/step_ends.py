@@ -6,7 +6,7 @@ at again, its value is yielded, and then its kills are done.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -49,7 +49,7 @@ CALL_KINDS: Final = (ModelCall, ConnectorCall)
 class StepEnds:
     """The state of one run. status: running, completed, failed, cancelled or incomplete. error: why it failed.
 
-    held: bytes of all values. outputs: once it has ended: its result.
+    held: bytes of all values. outputs: once it has ended: its result. repeats: of attempts, by `StepFailure.reason`.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class StepEnds:
         self.reason = ""
         self.held = 0
         self.outputs: dict[str, Any] = {}
+        self.repeats = Counter[str]()
         self.tree = StepTree(workflow.graph, inputs)
         self.board = OutputBoard(self.tree, PassingText(workflow, self.tree, primary))
         self._workflow = workflow
@@ -83,6 +84,7 @@ class StepEnds:
         self._ready: dict[str, StepCopy] = {}
         self._engines = engines
         self._gate = PrefixGate(engines.gated) if engines.gated else None
+        self._paths = workflow.graph.calls_on_paths() if engines.gated else {}
         self._held_back: dict[str, StepCopy] = {}
         self._calling: dict[str, StepCopy] = {}
         self._calls: list[StartCall | CancelCall] = []
@@ -187,6 +189,7 @@ class StepEnds:
             backoff = BACKOFF_S[min(one.attempts, len(BACKOFF_S)) - 1]
             delay = max(backoff, failure.retry_after_s or 0.0)
             one.attempts += 1
+            self.repeats[failure.reason] += 1
         self._events += self.board.reset(one)
         uncertain = self.tree.may_be_killed(one)
         self._calls.append(StartCall(one.name, one.step, one.body, one.attempts, delay, uncertain))

@@ -22,7 +22,7 @@ LOWEST: Final = -100  # priority
 _DROPPED: Final = re.compile(rb"(?im)^(?:content-[^:\r\n]*|idempotency-key|prompt-log|x-priority):[^\n]*\n")
 _STREAM: Final = re.compile(rb"(?:^|\n)content-type: ?text/event-stream", re.IGNORECASE)
 _RETRY: Final = re.compile(rb"(?:^|\n)retry-after: ?(\d{1,6})\r?\n", re.IGNORECASE)
-_UNFIT: Final = re.compile(r"response_format|json_schema|structured|guided|grammar", re.IGNORECASE)
+_UNFIT: Final = re.compile(r"response_format|json_schema|structured|guided|grammar|constrain", re.IGNORECASE)
 _REPEATED: Final = frozenset([408, 429])
 
 
@@ -144,9 +144,10 @@ class StepReply(ClientReply):
         try:
             error = orjson.loads(bytes(self._body))["error"]
             message, code = str(error["message"])[:2000], str(error.get("code") or error.get("type") or "")[:100]
+            param = str(error.get("param") or "")[:100]
         except (ValueError, KeyError, TypeError, AttributeError):
-            message, code = f"The request was answered with status {status}.", ""
-        if status == 400 and constrained and _UNFIT.search(message):
+            message, code, param = f"The request was answered with status {status}.", "", ""
+        if status == 400 and constrained and (_UNFIT.search(message) or _UNFIT.search(param)):
             return StepFailure("constraint_unsupported", message, status, cause=code)
         waits = status == 429 and code == "rate_limit_exceeded" and not by_replica
         repeat = (status >= 500 or status in _REPEATED) and code != INSUFFICIENT_QUOTA

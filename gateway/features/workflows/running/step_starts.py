@@ -1,7 +1,7 @@
 """The starts of steps: of calls, which wait at the gate, of switches and of the items of an `each`. Pure.
 
 `StepStarts` is a part of the scheduler (`scheduler.py`). Of calls that are ready at most MAX_AT_ONCE run at a time: certain
-ones first, then in the order of the document.
+ones first, with a gate those on the longest path, which lead the others, then in the order of the document.
 """
 
 from __future__ import annotations
@@ -62,7 +62,11 @@ class StepStarts(StepEnds):
         if not self._starts_next():
             return
         uncertain = {one.name: self.tree.may_be_killed(one) for one in self._ready.values()}
-        for one in sorted(self._ready.values(), key=lambda one: (uncertain[one.name], one.order)):
+
+        def place(one: StepCopy) -> tuple[bool, int, tuple[int, tuple[int, ...]]]:
+            return uncertain[one.name], -self._paths.get(one.step.name, 0), one.order
+
+        for one in sorted(self._ready.values(), key=place):
             self._pay()
             self._work += LOOK_WORK
             if not self._may_work() or len(self._calling) == MAX_AT_ONCE:
@@ -89,11 +93,13 @@ class StepStarts(StepEnds):
             return False
         outline = outline_of(one.body)
         leader, most_s = self._gate.leader(outline)
-        if not leader or 0 <= one.passes_at <= self._now:
+        if not leader or (leader == one.leader and one.passes_at <= self._now):
             self._gate.started(one.name, outline)
             return False
         if one.gated == NEVER:
-            one.gated, one.passes_at = self._now, self._now + most_s
+            one.gated = self._now
+        if leader != one.leader:
+            one.leader, one.passes_at = leader, self._now + most_s
         one.body = {}
         self._held_back[one.name] = one
         return True

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,33 @@ async def test_it_is_opened_once_and_closed(tmp_path: Path) -> None:
     await lazy.close()
     await lazy.close()
     assert (await (await lazy.get()).get("o", "a")).id == "a", "it opens again"
+    await lazy.close()
+
+
+async def test_work_that_can_do_without_it_does_not_wait_for_long_after_a_failure(tmp_path: Path) -> None:
+    """Another attempt goes on behind it; the first one may take its time, as a large library is loaded."""
+    clock, slow = Clock(), threading.Event()
+    begun = clock.now
+
+    def loads() -> type[HistoryStore]:
+        if clock.now == begun:
+            raise StoreFailed("nothing answers")
+        slow.wait()
+        return HistoryStore
+
+    lazy = LazyStore(loads, f"sqlite:///{tmp_path}/a.sqlite", 100.0, nothing, pause_clock=clock)
+    with pytest.raises(StoreFailed, match="nothing answers"):
+        await lazy.get_soon()
+    clock.now += RETRY_S
+    waits = asyncio.create_task(lazy.get())
+    try:
+        for _ in range(2):
+            with pytest.raises(StoreFailed, match="takes longer"):
+                await lazy.get_soon()
+        assert not waits.done()
+    finally:
+        slow.set()
+    assert await waits is await lazy.get_soon() is await lazy.get(), "it was opened once"
     await lazy.close()
 
 

@@ -76,7 +76,7 @@ class Connections(CountedMachine):
 
 
 def test_any_use() -> None:
-    assert steps_of(Connections, examples=250, steps=40) >= STEPS
+    assert steps_of(Connections, examples=300, steps=40) >= STEPS
 
 
 def test_a_connection_has_only_so_many_lanes() -> None:

@@ -101,9 +101,11 @@ class TurnMachine(RuleBasedStateMachine):
         return row, kept
 
     def note(self, kept: Kept, expires_at: float) -> None:
-        """A turn was put. It renews its whole tree, if a tenth of the lifetime has passed; a tree may have expired turns."""
+        """A turn was put. It renews its whole tree, if a tenth of the lifetime has passed; also one that has expired.
+        Emptied turns stay empty.
+        """
         now, known = self.clock.now, self.turns.get(kept.id)
-        if known is not None and self.is_alive(known):
+        if known is not None and known.id not in self.emptied:
             kept = known  # the same turn again
             anchor = kept.id
         else:

@@ -85,6 +85,23 @@ async def test_the_same_turn_again_is_renewed(url: str) -> None:
         await agrees(store)
 
 
+async def test_an_expired_turn_that_comes_again_renews_its_whole_tree(url: str) -> None:
+    """Before it is emptied: else its root would live, and what goes on from it would come back with a later renewal."""
+    clock = Clock()
+    async with opened(url, clock) as store:
+        await store.put_turn(turn("turn_1", head="a"), FRAME)
+        first = await store.put_turn(turn("turn_2", "turn_1", head="b"), FRAME)
+        clock.now = first + 1
+        for head in ("a", "b"):
+            with pytest.raises(ExpiredObjectError):
+                await store.turns_at("o", head)
+        assert await store.put_turn(replace(turn("turn_1", head="a"), created_at=77.0), FRAME) == clock.now + TTL_S
+        for head in ("a", "b"):
+            assert (await store.turns_at("o", head))[0].expires_at == clock.now + TTL_S
+        assert await store.frame("o", "pf1_a", "chat") == FRAME
+        await agrees(store)
+
+
 async def test_a_turn_may_live_shorter(url: str) -> None:
     clock = Clock()
     async with opened(url, clock) as store:

@@ -187,6 +187,15 @@ async def test_lists_of_models_count_for_the_rate_of_a_key(tmp_path: Path, path:
         assert [(await run.get(path, headers=bearer(free)))[0] for _ in range(9)] == [200] * 9
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/m"])
+async def test_a_key_whose_budget_is_spent_lists_models(tmp_path: Path, path: str) -> None:
+    prices = {"m": {"input": 1e6, "output": 1e6}}
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica, prices=prices) as run:
+        _, key = await made(run, budget_usd_day=1.0)
+        assert [(await run.post(headers=bearer(key)))[0] for _ in range(2)] == [200, 429]
+        assert (await run.get(path, headers=bearer(key)))[0] == 200
+
+
 async def test_models_that_are_not_allowed_are_not_listed(tmp_path: Path) -> None:
     async with FakeReplica([answers()], listing=models("a-1", "a-2", "b")) as replica, keyed(tmp_path, replica) as run:
         _, key = await made(run, models=["a-*"])

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from gateway.errors import GatewayError
+from gateway.features.histories.records import FoundTurn, StoredResponse, TurnNames
 from gateway.features.prompt_log.base_phase import log_length
+from gateway.features.prompt_log.bases import base_of
 from gateway.features.prompt_log.header import MAX_BYTES, wishes_of
 from gateway.features.prompt_log.job import appended, compute
 from gateway.features.prompt_log.naming.answers import entries_in
 from gateway.features.prompt_log.naming.canonical import MAX_DEPTH, NoNameError, canonical
-from gateway.features.prompt_log.naming.chain import DIGEST
+from gateway.features.prompt_log.naming.chain import DIGEST, EMPTY, chains_of, head_name
 from gateway.features.prompt_log.naming.entries import MAX_ENTRIES, OpenCalls
 from gateway.features.prompt_log.naming.forms import log_in, names_in
+
+if TYPE_CHECKING:
+    from gateway.features.histories.turns import TurnStore
 
 
 def chat(**message: Any) -> bytes:
@@ -190,3 +196,36 @@ def test_a_hundred_thousand_results_in_reverse() -> None:
     for number in range(count):
         calls.add(str(number))
     assert all(calls.answer(str(number)) == number for number in reversed(range(count)))
+
+
+class OneChain:
+    """A store with one chain of turns."""
+
+    def __init__(self, rows: list[StoredResponse]) -> None:
+        self.rows = rows
+
+    async def chain(self, _owner: str, _id: str, _max_bytes: int) -> list[StoredResponse]:
+        return self.rows
+
+
+@pytest.mark.timeout(120)  # a search that compares each entry with all others takes much longer
+@pytest.mark.parametrize(("given", "answered"), [(0, 0), (3, 0), (3, 1), (1, 4), (3, 5), (0, 7), (1, 50_000), (50_000, 50_000)])
+async def test_a_log_goes_on_from_the_input_of_an_answer_with_many_entries(given: int, answered: int) -> None:
+    digests = [sha256(b"%d" % at).digest() for at in range(2 + given + answered)]
+    chains = [EMPTY, *chains_of(b"".join(digests))]
+    rows = [
+        row_of(chains[1], chains[2], digests[:2]),
+        row_of(chains[2 + given], chains[-1], digests[2:]),
+    ]
+    last = FoundTurn("", "responses", at_input=True, open=b"[]")
+    base = await base_of(cast("TurnStore", OneChain(rows)), "o", last, 1 << 20)
+    assert base.digests == b"".join(digests[: 2 + given])
+
+
+def row_of(input_chain: bytes, chain: bytes, digests: list[bytes]) -> StoredResponse:
+    names = TurnNames(
+        head=head_name(chain), input_head=head_name(input_chain), form="responses", digests=b"".join(digests), open=b""
+    )
+    return StoredResponse(
+        owner="o", id="", parent="", created_at=1.0, status="completed", input=b"1", output=b"2", response=b"", log=names
+    )

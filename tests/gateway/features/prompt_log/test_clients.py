@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.conftest import running
-from tests.gateway.features.prompt_log.test_kept_turns import SAID, kept_in
+from tests.gateway.features.prompt_log.kept import SAID, kept_in
 from tests.gateway.features.prompt_log.test_vectors import VECTORS
 from tests.support.compiled import documented
 from tests.support.fakes import FakeReplica, answers

@@ -23,7 +23,7 @@ CLIENTS = """
 import asyncio, sys
 from pathlib import Path
 from tests.gateway.conftest import running
-from tests.gateway.features.prompt_log.test_kept_turns import NOW, asked, engine, kept_in
+from tests.gateway.features.prompt_log.kept import NOW, asked, engine, kept_in
 from tests.support.fakes import FakeReplica
 
 async def lane(run, path, stream, number):

@@ -15,17 +15,27 @@ import pytest
 
 from gateway.features.prompt_log.naming.chain import EMPTY, head_name
 from gateway.features.prompt_log.naming.forms import names_in
-from tests.gateway.conftest import Running, running
+from gateway.features.prompt_log.turns.own_turn import own_turn
+from tests.gateway.conftest import running
 from tests.gateway.dialects.events.test_named import named
-from tests.gateway.features.prompt_log.test_names_end_to_end import (
+from tests.gateway.features.prompt_log.kept import (
+    ALL,
     CHAT,
     FORMS,
     MESSAGES,
+    NOW,
     RESPONSES,
+    SAID,
+    SYSTEM,
+    TOOLS,
     USER,
+    asked,
+    body_of,
+    engine,
     in_turn,
-    told_in,
-    told_in_stream,
+    kept_in,
+    responds,
+    seen,
 )
 from tests.gateway.features.translation.test_translation import chat_only
 from tests.gateway.request.test_dialects import (
@@ -33,82 +43,12 @@ from tests.gateway.request.test_dialects import (
     CREATED,
     DELTA,
     ENDS,
-    SAYS,
     counted,
     events,
     message,
     response,
 )
 from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, http, status, streams, writes
-
-LISTS = {CHAT: "messages", MESSAGES: "messages", RESPONSES: "input"}
-SAID = {"role": "assistant", "content": "hello"}
-NOW = {"role": "user", "content": "and now?"}
-SYSTEM: dict[str, dict[str, Any]] = {
-    CHAT: {},
-    MESSAGES: {"system": "Be brief."},
-    RESPONSES: {"instructions": "Be brief."},
-}
-TOOLS: dict[str, list[dict[str, Any]]] = {
-    CHAT: [{"type": "function", "function": {"name": "read"}}],
-    MESSAGES: [{"name": "read", "input_schema": {}}],
-    RESPONSES: [{"type": "function", "name": "read", "parameters": {}}],
-}
-
-
-async def responds(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
-    """An engine of Responses, with an id of its own for each response."""
-    made = response(id=f"resp_{next(_numbers)}")
-    if request.json.get("stream"):
-        await events(CREATED, DELTA, named("response.completed", response=made, sequence_number=4))(request, writer)
-    else:
-        await writes(http(200, json.dumps(made).encode()))(request, writer)
-
-
-_numbers = itertools.count()
-
-
-def engine(path: str, *, stream: bool) -> Behaviour:
-    if path == CHAT:
-        return streams("hel", "lo") if stream else answers()
-    if path == MESSAGES:
-        return events(BEGUN + SAYS, ENDS) if stream else message()
-    return responds
-
-
-def kept_in(path: Path, **more: Any) -> dict[str, Any]:
-    return {"state": {"url": f"sqlite:///{path}/state.db", **more}}
-
-
-def body_of(path: str, turns: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    return {"model": "m", **({"max_tokens": 9} if path == MESSAGES else {}), LISTS[path]: turns, **more}
-
-
-async def asked(
-    run: Running, path: str, header: str | None, turns: list[dict[str, Any]], key: str = "k", **more: Any
-) -> tuple[int, dict[str, Any], bytes]:
-    """(status, the names at the end of the answer or the error, body)."""
-    headers = {"Authorization": f"Bearer {key}"} | ({} if header is None else {"Prompt-Log": header})
-    async with run.session.post(run.url + path, json=body_of(path, turns, **more), headers=headers) as answer:
-        raw = await answer.read()
-        if answer.status != 200:
-            return answer.status, json.loads(raw)["error"], raw
-        told = told_in(answer.headers) if header else {}
-        if more.get("stream") and header:
-            told |= told_in_stream(path, raw)[1]
-        return 200, told, raw
-
-
-def seen(replica: FakeReplica, path: str) -> list[Any]:
-    """The turns that the replica got last: (role, text)."""
-    found = []
-    for turn in replica.requests[-1].json[LISTS[path]]:
-        content = turn.get("content")
-        found.append((turn["role"], content if isinstance(content, str) else "".join(part["text"] for part in content)))
-    return found
-
-
-ALL = [(path, stream) for path in FORMS for stream in (False, True)]
 
 
 @pytest.mark.parametrize(("path", "stream"), ALL)
@@ -212,6 +152,8 @@ async def test_results_reach_the_call_of_their_answer(path: str, tmp_path: Path)
     """Two equal answers with different ids: the base is the one whose calls have results; results in any order."""
     ids = itertools.count()
 
+    numbers = itertools.count()
+
     async def calls(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         one, two = f"c{next(ids)}", f"c{next(ids)}"
         await writes(http(200, json.dumps(calling_answer(path, one, two)).encode()))(request, writer)
@@ -227,6 +169,39 @@ async def test_results_reach_the_call_of_their_answer(path: str, tmp_path: Path)
             assert raw.count(f'"{one}"') == raw.count(f'"{two}"') == 2, "of the call, and of its result"
             whole = names_in(json.dumps(replica.requests[-1].json).encode(), FORMS[path])
             assert told["input"] == head_name(whole.chain)
+
+
+@pytest.mark.parametrize("path", FORMS)
+async def test_results_reach_their_calls_where_each_turn_has_the_same_ids(path: str, tmp_path: Path) -> None:
+    """Some engines number the calls of each answer anew. The results come in the other order, and are found by ids."""
+
+    async def calls(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        made = {**calling_answer(path, "c0", "c1"), "id": f"resp_{next(numbers)}"}
+        await writes(http(200, json.dumps(made).encode()))(request, writer)
+
+    async with FakeReplica([calls]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, told, _ = await asked(run, path, "keep", [USER])
+        whole: list[Any] = [USER]
+        for turn in range(1, 4):
+            answer = calling_answer(path, "c0", "c1")
+            own = tool_results(path, "c1", "c0")
+            whole += [*_said(path, answer), *own]
+            expect = names_in(json.dumps(body_of(path, whole)).encode(), FORMS[path])
+            header = f'keep, base="{told["head"]}", expect="{head_name(expect.chain)}"'
+            code, told, _ = await asked(run, path, header, own)
+            assert (code, told["kept"]) == (200, True), told
+            raw = json.dumps(replica.requests[-1].json)
+            assert raw.count('"c0"') == raw.count('"c1"') == 2 * turn
+            assert names_in(raw.encode(), FORMS[path]) == expect
+            swapped = body_of(path, [*whole[: -len(own)], *tool_results(path, "c0", "c1")])
+            assert names_in(json.dumps(swapped).encode(), FORMS[path]).chain != expect.chain
+
+
+def _said(path: str, answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """An answer as turns of a later request."""
+    if path == CHAT:
+        return [answer["choices"][0]["message"]]
+    return [{"role": "assistant", "content": answer["content"]}] if path == MESSAGES else answer["output"]
 
 
 def calling_answer(path: str, one: str, two: str) -> dict[str, Any]:
@@ -306,6 +281,21 @@ async def test_cache_markers_are_not_stored(tmp_path: Path) -> None:
         assert json.dumps(replica.requests[-1].json["messages"]).count("cache_control") == 1
 
 
+def test_an_element_without_its_cache_markers_keeps_its_bytes() -> None:
+    """Engines see the spelling of numbers and texts, and the order of members."""
+    block = b'{"type": "tool_use", "id": "c", "name": "f", "input": {"n": 123456789012345678901234567890, "x": 1.0e2}'
+    marker = b'"cache_control": {"type": "ephemeral"}'
+    other = b'{"role": "user",  "content": "as it is"}'
+    body = b'{"model": "m", "messages": [{"content": [%b, %b}], %b, "role": "assistant"}, %b]}' % (block, marker, marker, other)
+    stored = own_turn(body, "messages", EMPTY, (), named=False).stored
+    parts = block[1:].split(b', "input": ')
+    assert stored.count(parts[1]) == 1
+    assert stored.endswith(b"," + other)
+    assert b"cache_control" not in stored
+    whole = json.loads(b"[%b]" % stored)
+    assert whole[0] == {"content": [json.loads(block + b"}")], "role": "assistant"}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_thoughts_are_replayed_with_their_signature(stream: bool, tmp_path: Path) -> None:
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "sig"}
@@ -382,15 +372,55 @@ async def test_heads_are_in_no_log_line_and_no_metric(request_lines: Callable[[]
 async def test_a_response_goes_on_from_a_head_as_its_previous_one(tmp_path: Path) -> None:
     async with FakeReplica([responds]) as replica, running(replica, **kept_in(tmp_path)) as run:
         _, told, raw = await asked(run, RESPONSES, "keep", [USER], store=False)
-        assert json.loads(raw)["store"] is True
+        assert json.loads(raw)["store"] is False, "as the client has asked; the names tell that it is kept"
         code, again, _ = await asked(run, RESPONSES, "name, keep", [NOW], previous_response_id=told["head"])
         assert (code, again["length"], len(seen(replica, RESPONSES))) == (200, 4, 3)
         code, _, _ = await asked(run, RESPONSES, None, [NOW], previous_response_id=told["head"])
         assert (code, len(seen(replica, RESPONSES))) == (200, 3)
-        code, error, _ = await asked(run, RESPONSES, "keep", [NOW], previous_response_id="resp_x")
-        assert (code, error["code"]) == (400, "prompt_log_invalid")
         code, error, _ = await asked(run, RESPONSES, "keep", [NOW], conversation="conv_x")
         assert (code, error["code"]) == (400, "prompt_log_invalid")
+
+
+async def test_a_response_with_the_header_goes_on_from_a_stored_one(tmp_path: Path) -> None:
+    """Its id is a base like its head; a response that was stored without the header is named then."""
+    async with FakeReplica([responds]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, _, raw = await asked(run, RESPONSES, None, [USER])
+        id_ = json.loads(raw)["id"]
+        code, first, raw = await asked(run, RESPONSES, "keep", [NOW], previous_response_id=id_)
+        assert (code, first["kept"], first["length"]) == (200, True, 4)
+        assert json.loads(raw)["previous_response_id"] == id_
+        told = [("user", "hi"), ("assistant", "hello"), ("user", "and now?")]
+        assert seen(replica, RESPONSES) == told
+        code, named, _ = await asked(run, RESPONSES, "name", [NOW], previous_response_id=id_)
+        assert (code, named["input"], named["head"]) == (200, first["input"], first["head"])
+        once = 'once="c0ffee-0001"'
+        code, again, _ = await asked(run, RESPONSES, once, [NOW], previous_response_id=id_)
+        assert (code, again["head"], seen(replica, RESPONSES), len(replica.requests)) == (200, first["head"], told, 4)
+        code, again, _ = await asked(run, RESPONSES, once, [NOW], previous_response_id=id_)
+        assert (code, again["repeated"], len(replica.requests)) == (200, True, 4)
+        code, error, _ = await asked(run, RESPONSES, once, [NOW], previous_response_id=first["head"])
+        assert (code, error["code"]) == (422, "once_mismatch")
+
+
+async def test_a_stored_response_that_is_no_base_is_refused(tmp_path: Path) -> None:
+    engines = in_turn(engine(CHAT, stream=False), responds)
+    async with FakeReplica([engines]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, other, _ = await asked(run, CHAT, "keep", [USER])
+        _, _, raw = await asked(run, RESPONSES, None, [USER])
+        with sqlite3.connect(tmp_path / "state.db") as file:
+            turn_id = file.execute("select id from warmroute_responses where id like 'turn_%'").fetchone()[0]
+        id_ = json.loads(raw)["id"]
+        for header in ("keep", 'once="c0ffee-0001"', f'frame="pf1_{"x" * 43}"'):
+            unknown = await asked(run, RESPONSES, header, [NOW], previous_response_id="resp_x")
+            foreign = await asked(run, RESPONSES, header, [NOW], previous_response_id=id_, key="another")
+            assert unknown == foreign
+            code, error, _ = unknown
+            assert (code, error["code"], error["param"]) == (404, "prompt_log_not_found", "previous_response_id")
+            code, error, _ = await asked(run, RESPONSES, header, [NOW], previous_response_id=turn_id)
+            assert (code, error["code"], error["form"]) == (409, "prompt_log_form", "chat")
+        code, error, _ = await asked(run, RESPONSES, f'base="{other["input"]}"', [NOW], previous_response_id=id_)
+        assert (code, error["code"], error["param"]) == (400, "prompt_log_invalid", "base")
+        assert len(replica.requests) == 2
 
 
 async def test_a_turn_of_another_api_is_no_response(tmp_path: Path) -> None:

@@ -12,35 +12,24 @@ import pytest
 
 from gateway.features.prompt_log.naming.chain import head_name
 from gateway.features.prompt_log.naming.forms import log_in, names_in
-from tests.gateway.conftest import Running, running
-from tests.gateway.features.prompt_log.test_kept_turns import (
-    LISTS,
-    NOW,
-    asked,
-    body_of,
-    engine,
-    kept_in,
-)
-from tests.gateway.features.prompt_log.test_names_end_to_end import (
+from tests.gateway.conftest import running
+from tests.gateway.features.prompt_log.kept import (
     CHAT,
     FORMS,
+    LISTS,
     MESSAGES,
+    NOW,
     RESPONSES,
     USER,
+    asked,
+    body_of,
+    called,
+    engine,
     in_turn,
-    told_in,
+    kept_in,
 )
+from tests.gateway.features.prompt_log.test_names_end_to_end import told_in
 from tests.support.fakes import FakeReplica, answers, status
-
-
-async def called(
-    run: Running, method: str, path: str, key: str = "k", body: dict[str, Any] | None = None
-) -> tuple[int, dict[str, Any]]:
-    headers = {"Authorization": f"Bearer {key}"}
-    where = f"{run.url}/v1/logs/{path}".rstrip("/")
-    async with run.session.request(method, where, headers=headers, json=body) as answer:
-        found = await answer.json(content_type=None)
-        return answer.status, found.get("error", found)
 
 
 @pytest.mark.parametrize("path", FORMS)
@@ -189,6 +178,24 @@ async def test_turns_are_appended_without_an_answer(path: str, tmp_path: Path) -
             code, error = await called(run, "POST", "", body={**more, **wrong})
             assert (code, error["code"]) == (400, "prompt_log_invalid"), wrong
         assert len(replica.requests) == 1
+
+
+@pytest.mark.parametrize("value", [0, False, [], {}, 1, "x"])
+async def test_a_head_that_is_none_is_refused(value: Any, tmp_path: Path) -> None:
+    """null and "" are none; other values that are false are not."""
+    turns = {"form": "chat", "body": {"messages": [USER]}}
+    async with FakeReplica([answers()]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        code, made = await called(run, "POST", "", body={**turns, "base": None, "expect": "", "ref": None, "copy": None})
+        assert (code, made["length"]) == (200, 1)
+        for name in ("base", "expect", "ref"):
+            code, error = await called(run, "POST", "", body={**turns, name: value})
+            if (name, value) == ("ref", "x"):
+                assert code == 200
+            else:
+                assert (code, error["code"], error["param"]) == (400, "prompt_log_invalid", name)
+        for name, copied in (("since", {"from": made["head"], "since": value}), ("copy", value)):
+            code, error = await called(run, "POST", "", body={**turns, "copy": copied})
+            assert (code, error["code"], error["param"]) == (400, "prompt_log_invalid", name)
 
 
 async def test_nothing_is_appended_to_a_log_that_is_too_long(tmp_path: Path) -> None:

@@ -14,9 +14,21 @@ from gateway.features.prompt_log.rendering import Renderer
 from replica.sim.cost import SimConfig
 from tests.gateway.conftest import eventually, running
 from tests.gateway.features.keys.conftest import keyed, made
-from tests.gateway.features.prompt_log.test_kept_turns import LISTS, NOW, SYSTEM, TOOLS, asked, engine, kept_in
-from tests.gateway.features.prompt_log.test_logs_api import called
-from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, FORMS, MESSAGES, RESPONSES, USER
+from tests.gateway.features.prompt_log.kept import (
+    CHAT,
+    FORMS,
+    LISTS,
+    MESSAGES,
+    NOW,
+    RESPONSES,
+    SYSTEM,
+    TOOLS,
+    USER,
+    asked,
+    called,
+    engine,
+    kept_in,
+)
 from tests.replica.conftest import serve
 from tests.replica.fakes import WatchedEngine
 from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, http, models, writes

@@ -12,20 +12,23 @@ import pytest
 from gateway.features.prompt_log.naming.chain import EMPTY, head_name
 from gateway.features.prompt_log.naming.forms import names_in
 from tests.gateway.conftest import running
-from tests.gateway.features.prompt_log.test_kept_turns import (
+from tests.gateway.features.prompt_log.kept import (
+    CHAT,
+    FORMS,
     LISTS,
     NOW,
+    RESPONSES,
     SAID,
     SYSTEM,
     TOOLS,
+    USER,
     asked,
     body_of,
+    called,
     engine,
     kept_in,
     seen,
 )
-from tests.gateway.features.prompt_log.test_logs_api import called
-from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, FORMS, RESPONSES, USER
 from tests.support.fakes import FakeReplica
 
 OTHER = {"role": "user", "content": "something else"}

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import anthropic
 import pytest
 
-from gateway.dialects.events.sse import events_of, object_of
 from gateway.features.prompt_log.naming.chain import EMPTY, extended, head_name
 from gateway.features.prompt_log.naming.forms import log_in, names_in
-from gateway.features.prompt_log.structured_field import dictionary
 from tests.gateway.conftest import Running, running
+from tests.gateway.features.prompt_log.kept import (
+    CHAT,
+    FORMS,
+    MESSAGES,
+    RESPONSES,
+    USER,
+    in_turn,
+    told_in,
+    told_in_stream,
+)
 from tests.gateway.features.translation.test_translation import chat_only
 from tests.gateway.request.test_dialects import BEGUN, COMPLETED, CREATED, DELTA, ENDS, SAYS, counted, events, message, response
 from tests.support.continuing_engine import TEXT, chat, generates
-from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, event, http, status, streams, writes
+from tests.support.fakes import Behaviour, FakeReplica, answers, event, http, status, streams, writes
 
-CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
-FORMS = {CHAT: "chat", MESSAGES: "messages", RESPONSES: "responses"}
-USER = {"role": "user", "content": "hi"}
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"model": "m", "messages": [USER]},
     MESSAGES: {"model": "m", "max_tokens": 9, "messages": [USER]},
@@ -50,20 +54,6 @@ async def asked(run: Running, path: str, header: str | None, **more: Any) -> tup
     body = {**BODIES[path], **more}
     async with run.session.post(run.url + path, json=body, headers=headers) as answer:
         return answer.status, answer.headers, await answer.read()
-
-
-def told_in(headers: Any) -> dict[str, Any]:
-    members = dictionary(headers["Prompt-Log"])
-    assert members is not None
-    return {name: value == "?1" if value in ("?0", "?1") else json.loads(value) for name, value in members.items()}
-
-
-def told_in_stream(path: str, raw: bytes) -> tuple[int, Any]:
-    """(index of the event from the end, its names)."""
-    found = [object_of(each) for each in events_of(raw)]
-    held = [each.get("response", each).get("prompt_log") for each in found]
-    at = next(at for at, each in enumerate(held) if each)
-    return at - len(held), held[at]
 
 
 @pytest.mark.parametrize(("path", "engine", "stream"), ENGINES)
@@ -317,16 +307,6 @@ async def test_heads_are_in_no_log_line(request_lines: Any) -> None:
         await asked(run, CHAT, f'expect="{input_}"')
         await asked(run, CHAT, f'expect="{head_name(EMPTY)}"')
         assert "pl1_" not in json.dumps(request_lines())
-
-
-def in_turn(*behaviours: Behaviour) -> Behaviour:
-    """For several replicas: the first request gets the first behaviour, at any replica."""
-    left = list(behaviours)
-
-    async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
-        await left.pop(0)(request, writer)
-
-    return behave
 
 
 async def test_a_stream_that_begins_again_elsewhere_has_its_name() -> None:

@@ -23,18 +23,21 @@ from gateway.request.attempts import MAX_HELD_ANSWER
 from gateway.request.owner import owner_of
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.features.keys.conftest import bearer, keyed, made
-from tests.gateway.features.prompt_log.test_kept_turns import (
+from tests.gateway.features.prompt_log.kept import (
     ALL,
+    CHAT,
+    FORMS,
+    MESSAGES,
     NOW,
+    USER,
     asked,
     body_of,
-    calling_answer,
+    called,
     engine,
+    in_turn,
     kept_in,
-    tool_results,
 )
-from tests.gateway.features.prompt_log.test_logs_api import called
-from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, FORMS, MESSAGES, USER, in_turn
+from tests.gateway.features.prompt_log.test_kept_turns import calling_answer, tool_results
 from tests.gateway.features.prompt_log.test_refs_api import ref
 from tests.support.fakes import FakeReplica, FakeRequest, answers, dies, hangs, http, status, streams, writes
 
@@ -404,6 +407,33 @@ async def test_a_failed_generation_frees_its_token(path: str, tmp_path: Path) ->
         assert results(await run.metrics()) == {"run": 3}
 
 
+@pytest.mark.parametrize("turn", [USER, NOW])
+async def test_a_failed_generation_is_told_to_nobody_who_comes_later(turn: dict[str, Any], tmp_path: Path) -> None:
+    """Its token is not free yet, because the store is busy: the same request, or another one, waits, and begins anew."""
+    hold, end = asyncio.Event(), WatchedEvent()
+
+    async def refuses(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        await hold.wait()
+        await status(400)(request, writer)
+
+    async with FakeReplica([in_turn(refuses, both(CHAT))]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        first = asyncio.create_task(asked(run, CHAT, ONCE, [USER]))
+        await eventually(lambda: replica.requests)
+        token = run.gateway[OnceRuns].find((OWNER, TOKEN))
+        assert token is not None
+        token.ended = end
+        with contextlib.closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as busy:
+            busy.execute("begin immediate")
+            hold.set()
+            assert (await first)[0] == 400
+            second = asyncio.create_task(asked(run, CHAT, ONCE, [turn]))
+            await eventually(lambda: end.waited or second.done())
+            busy.execute("rollback")
+        code, told, _ = await second
+        assert (code, told["kept"], len(replica.requests)) == (200, True, 2), told
+        assert results(await run.metrics()) == {"run": 2}
+
+
 async def test_a_stream_that_breaks_off_is_generated_anew(tmp_path: Path) -> None:
     """It has an end, an error event, and that is not the answer."""
     engines = in_turn(streams("hel", die=True), both(CHAT))
@@ -448,6 +478,21 @@ async def test_nothing_is_generated_without_the_store(tmp_path: Path) -> None:
             file.execute("alter table warmroute_once rename to gone")
         code, error, _ = await asked(run, CHAT, ONCE, [USER])
         assert (code, error["code"], len(replica.requests)) == (503, "state_unavailable", 1)
+
+
+@pytest.mark.parametrize("path", FORMS)
+async def test_the_expected_head_of_a_repeated_request_is_compared(path: str, tmp_path: Path) -> None:
+    async with FakeReplica([both(path)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, base, _ = await asked(run, path, "keep", [USER])
+        header = f'{ONCE}, base="{base["head"]}"'
+        _, first, _ = await asked(run, path, header, [NOW])
+        await settled(run)
+        code, told, _ = await asked(run, path, f'{header}, expect="{first["input"]}"', [NOW])
+        assert (code, told["repeated"]) == (200, True)
+        code, error, _ = await asked(run, path, f'{header}, expect="{first["head"]}"', [NOW], stream=True)
+        assert (code, error["code"], error["length"]) == (409, "prompt_log_diverged", 3)
+        assert error["heads"] == [base["input"], base["head"], first["input"]]
+        assert len(replica.requests) == 2
 
 
 # -- refs

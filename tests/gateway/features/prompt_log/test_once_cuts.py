@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.conftest import Running, eventually, running
-from tests.gateway.features.prompt_log.test_kept_turns import asked, kept_in
-from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, FORMS, MESSAGES, RESPONSES, USER
+from tests.gateway.features.prompt_log.kept import CHAT, FORMS, MESSAGES, RESPONSES, USER, asked, kept_in
 from tests.gateway.features.prompt_log.test_once import both, cut, results, text_of
 from tests.support.fakes import FakeReplica, FakeRequest
 from tests.support.paths import ROOT
@@ -108,7 +107,7 @@ GATEWAY = """
 import asyncio, sys
 from pathlib import Path
 from tests.gateway.conftest import running
-from tests.gateway.features.prompt_log.test_kept_turns import kept_in
+from tests.gateway.features.prompt_log.kept import kept_in
 
 async def main():
     async with running(sys.argv[2], **kept_in(Path(sys.argv[1]))) as run:

@@ -10,9 +10,7 @@ import pytest
 
 from gateway.features.prompt_log.naming.chain import head_name
 from tests.gateway.conftest import Running, running
-from tests.gateway.features.prompt_log.test_kept_turns import ALL, LISTS, NOW, SAID, asked, engine, kept_in
-from tests.gateway.features.prompt_log.test_logs_api import called
-from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, FORMS, USER
+from tests.gateway.features.prompt_log.kept import ALL, CHAT, FORMS, LISTS, NOW, SAID, USER, asked, called, engine, kept_in
 from tests.support.fakes import FakeReplica
 
 

@@ -16,9 +16,18 @@ import pytest
 
 from tests.gateway.conftest import Running, running
 from tests.gateway.dialects.events.test_named import named
-from tests.gateway.features.prompt_log.test_kept_turns import LISTS, NOW, asked, engine, kept_in
-from tests.gateway.features.prompt_log.test_logs_api import called
-from tests.gateway.features.prompt_log.test_names_end_to_end import MESSAGES, RESPONSES, USER, in_turn
+from tests.gateway.features.prompt_log.kept import (
+    LISTS,
+    MESSAGES,
+    NOW,
+    RESPONSES,
+    USER,
+    asked,
+    called,
+    engine,
+    in_turn,
+    kept_in,
+)
 from tests.gateway.request.test_dialects import BEGUN, CREATED, ENDS, SAYS, events, response
 from tests.support.fakes import (
     Behaviour,

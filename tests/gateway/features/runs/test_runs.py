@@ -216,6 +216,25 @@ async def test_a_stream_goes_on_from_any_event(tmp_path: Path) -> None:
         assert (last.type, last.sequence_number, last.response.output_text) == ("response.completed", 5, "to a")
 
 
+@pytest.mark.parametrize("here", [True, False], ids=["here", "in another gateway"])
+async def test_who_follows_a_silent_run_gets_signs_of_life(tmp_path: Path, request_lines: Any, here: bool) -> None:
+    slow, state, limits = Slow(), kept_in(tmp_path), {"keepalive_s": 0.02, "drain_timeout_s": 1}
+    async with slow.replica() as one, running(one, state=state) as run, running(one, state=state, limits=limits) as other:
+        made = await begin(other if here else run)
+        await slow.begun.wait()
+        headers = {"Authorization": f"Bearer {other.client.api_key}"}
+        async with other.session.get(f"{other.url}/v1/responses/{made.id}?stream=true", headers=headers) as answer:
+            for _ in range(2):
+                assert (await answer.content.readuntil(b": running\n\n")).endswith(b"\n\n")
+            stream = await other.client.responses.retrieve(made.id, stream=True)
+            slow.go.set()
+            data = await answer.read()
+        assert "event: response.completed" in data.decode().split("\n\n")[-2]
+        assert [event async for event in stream][-1].type == "response.completed"
+        await eventually(lambda: not len(run.gateway[Runs]) and not len(other.gateway[Runs]))
+    assert max(line.get("pulses", 0) for line in request_lines() if line["path"].startswith("/v1/responses/")) >= 2
+
+
 async def test_no_owner_has_more_than_its_share(tmp_path: Path) -> None:
     slow = Slow()
     async with slow.replica() as one, running(one, state=kept_in(tmp_path)) as run:

@@ -150,6 +150,25 @@ async def test_a_failure_after_the_first_byte_ends_the_stream_with_an_error(tmp_
         assert len(engine.replica.requests) == 1, "a step whose text a client has read is not repeated"
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [("chat/completions", {"messages": [{"role": "user", "content": QUESTION}]}), ("responses", {"input": QUESTION})],
+)
+async def test_an_error_after_the_first_byte_is_read_by_the_ai_sdk(tmp_path: Path, path: str, asked: dict[str, Any]) -> None:
+    """Its providers for OpenAI find an error in a member `error` of an event, with these members; a string, or an event without
+    it, would be an unknown chunk, and the stream end well. Nothing but [DONE] may follow.
+    """
+    async with served(tmp_path, BROKEN) as (_, run):
+        body = {"model": NAME, "stream": True, **asked}
+        async with run.session.post(f"{run.url}/v1/{path}", json=body) as answer:
+            lines = (await answer.text()).split("\n")
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert [each for each in events if each.get("error")] == [events[-1]]
+    text = "step answer: The answer broke off."
+    members = {"type": "server_error", "param": None, "code": "incomplete_answer", "status": 502}
+    assert events[-1]["error"] == {"message": text, **members}
+
+
 # -- Open WebUI: its backend reads the list of models, sends each turn as a stream, and asks the same model for follow-ups, a
 # title and tags, each in one message of the user
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ import pytest
 
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.features.workflows.test_runs import CHAT, USER, document
+from tests.gateway.request.test_pulses import once
+from tests.support.fakes import FakeReplica, status, streams
 from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 
 ANSWER = "A text of the model that is longer than one piece of the stream, by far."
@@ -242,10 +245,30 @@ async def test_a_response_of_a_workflow_does_not_run_in_the_background(tmp_path:
     assert not engine.replica.requests
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_members_that_ask_for_what_a_workflow_does_anyway_are_no_error(tmp_path: Path, stream: bool) -> None:
+    more = {"response_format": {"type": "text"}, "tools": [], "logprobs": False, "n": 1, "é": 1, "stop": ["x"]}
+    async with served(tmp_path) as (_, run):
+        async with run.session.post(f"{run.url}/v1/chat/completions", json=chat(stream=stream, **more)) as answer:
+            assert answer.status == 200
+            assert answer.headers["X-Warmroute-Ignored"] == "response_format, tools, logprobs, stop"
+        for format_ in ({"type": "json_object"}, {"type": "text", "more": 1}):
+            got, _, found = await run.post(chat(response_format=format_))
+            assert (got, found["error"]["code"]) == (400, "workflow_door")
+
+
+@pytest.mark.parametrize("given", [[], 0, "", False, "text"])
+async def test_inputs_by_name_are_an_object(tmp_path: Path, given: Any) -> None:
+    async with served(tmp_path) as (_, run):
+        got, _, found = await run.post(chat(workflow_inputs=given))
+        assert (got, found["error"]["param"]) == (400, "workflow_inputs")
+
+
 async def test_an_unknown_workflow_and_one_without_a_primary_output(tmp_path: Path) -> None:
     two = document({"a": {**CHAT, "yield": "a"}, "b": {**CHAT, "yield": "b"}}, name="two")
     async with served(tmp_path, two) as (_, run):
-        assert (await run.post(chat("workflow:none")))[2]["error"]["code"] == "workflow_not_found"
+        error = (await run.post(chat("workflow:none")))[2]["error"]
+        assert (error["code"], error["param"]) == ("workflow_not_found", "model")
         assert (await run.post(chat("workflow:two")))[2]["error"]["code"] == "workflow_door"
         got, _, found = await run.post({"model": "workflow:two", "prompt": "x"}, "/v1/completions")
         assert (got, found["error"]["code"]) == (400, "workflow_door")
@@ -352,3 +375,56 @@ async def test_a_provisional_primary_output_is_held_back_until_it_is_confirmed(
         assert (got, found["error"]["code"]) == (502, "workflow_door")
     else:
         assert found["choices"][0]["message"]["content"] == text
+
+
+PULSES: Any = {"limits": {"keepalive_s": 0.02, "drain_timeout_s": 1}}
+SILENCE: Any = {"limits": {"keepalive_s": 3600, "drain_timeout_s": 1}}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [USER]},
+    "/v1/messages": {"messages": [USER], "max_tokens": 100},
+    "/v1/responses": {"input": "hello", "store": False},
+}
+
+
+async def bytes_of(run: Running, path: str, go: asyncio.Event | None) -> tuple[int, bytes]:
+    """The status and the bytes of a stream. go: set once there is a pulse."""
+    body = {"model": "workflow:support", "stream": True, **BODIES[path]}
+    async with run.session.post(run.url + path, json=body) as answer:
+        begin = b""
+        if go is not None:
+            begin = await answer.content.readuntil(b"\n\n")
+            go.set()
+        return answer.status, begin + await answer.read()
+
+
+def without_pulses(data: bytes) -> list[bytes]:
+    """The events, without ids and times."""
+    events = [each for each in data.split(b"\n\n") if each and not each.startswith((b": ", b"event: ping"))]
+    return [re.sub(rb'(run|msg|resp)_[0-9a-f]+|"created(_at)?":\d+|"completed_at":\d+', b"", each) for each in events]
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_client_that_waits_for_the_first_text_gets_signs_of_life(tmp_path: Path, path: str) -> None:
+    (tmp_path / "support.yaml").write_text(json.dumps(document({"answer": {**CHAT, "yield": "answer"}}, name="support")))
+    workflows, go = {"directory": str(tmp_path)}, asyncio.Event()
+    async with FakeReplica([once(go, streams("hello"))]) as replica:
+        async with running(replica, workflows=workflows, **PULSES) as run:
+            status_code, pulsed = await bytes_of(run, path, go)
+        async with running(replica, workflows=workflows, **SILENCE) as run:
+            _, silent = await bytes_of(run, path, None)
+    assert status_code == 200
+    assert pulsed.startswith(b"event: ping\n" if path == "/v1/messages" else b": waiting\n")
+    assert without_pulses(pulsed) == without_pulses(silent)
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_failure_after_a_sign_of_life_is_an_event_with_its_code(tmp_path: Path, path: str) -> None:
+    (tmp_path / "support.yaml").write_text(json.dumps(document({"answer": {**CHAT, "yield": "answer"}}, name="support")))
+    go = asyncio.Event()
+    async with (
+        FakeReplica([once(go, status(400, "no such tool"))]) as replica,
+        running(replica, workflows={"directory": str(tmp_path)}, **PULSES) as run,
+    ):
+        status_code, data = await bytes_of(run, path, go)
+    (event,) = [each for each in without_pulses(data) if not each.startswith(b"data: [DONE]")]
+    assert (status_code, b"step answer: no such tool" in event) == (200, True)

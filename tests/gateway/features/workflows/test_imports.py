@@ -21,7 +21,9 @@ print(*sorted(name for name in sys.modules if name.startswith("gateway.features.
 DECLARED = {"declaration", "metrics", "section"}
 
 
-@pytest.mark.parametrize(("enabled", "expected"), [(True, DECLARED | {"feature", "recent_runs"}), (False, DECLARED)])
+@pytest.mark.parametrize(
+    ("enabled", "expected"), [(True, DECLARED | {"feature", "quick_look", "recent_runs"}), (False, DECLARED)]
+)
 def test_a_gateway_starts_without_the_runtime(enabled: bool, expected: set[str]) -> None:
     program = PROGRAM.replace("ENABLED", str(enabled))
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

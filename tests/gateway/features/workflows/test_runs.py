@@ -182,14 +182,16 @@ async def test_workflows_of_the_directory_run_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "calls", "code", "cause"),
+    ("first", "repeats", "code", "cause"),
     [
-        (ScriptedAnswer("no", status=400), 1, "step_failed", {"status": 400, "code": "scripted"}),
-        (ScriptedAnswer("no", status=500), 2, None, None),
-        (ScriptedAnswer("some", broken=True), 2, None, None),
+        (ScriptedAnswer("no", status=400), {}, "step_failed", {"status": 400, "code": "scripted"}),
+        (ScriptedAnswer("no", status=500), {("server_error",): 1}, None, None),
+        (ScriptedAnswer("no", status=429), {("rate_limit",): 1}, None, None),
+        (ScriptedAnswer("no", status=408), {("timeout",): 1}, None, None),
+        (ScriptedAnswer("some", broken=True), {("broken_answer",): 1}, None, None),
     ],
 )
-async def test_a_failing_engine(first: ScriptedAnswer, calls: int, code: str | None, cause: Any) -> None:
+async def test_a_failing_engine(first: ScriptedAnswer, repeats: dict[Any, int], code: str | None, cause: Any) -> None:
     answers = [first, TEXT]
     scripted = ScriptedEngine(lambda _body: answers.pop(0))
     async with (
@@ -197,8 +199,9 @@ async def test_a_failing_engine(first: ScriptedAnswer, calls: int, code: str | N
         running(scripted.replica, pools=[{"replicas": [scripted.replica.url], "resume_streams": False}]) as run,
     ):
         got, _, found = await run.post({"workflow": ONE, "inputs": {"messages": [USER]}}, RUNS)
+        assert run.gateway.metrics.of(WorkflowsMetrics).retries.values == repeats
     assert got == 200
-    assert len(scripted.replica.requests) == calls
+    assert len(scripted.replica.requests) == 1 + sum(repeats.values())
     assert (found["status"], found["error"] and found["error"]["code"]) == ("failed" if code else "completed", code)
     if code:
         assert (found["error"]["step"], found["error"]["cause"]) == ("a", cause)
@@ -392,6 +395,43 @@ async def test_a_value_that_is_too_large_ends_the_run() -> None:
     async with engine(ScriptedAnswer("x" * (2 << 20))) as (_, run):
         found = (await run.post({"workflow": ONE, "inputs": {"messages": [USER]}}, RUNS))[2]
     assert found["error"]["code"] == "value_too_large"
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}])
+async def test_nested_values_and_metadata_are_told_or_refused(more: dict[str, Any]) -> None:
+    """All depths around the one that the run around a value makes too deep."""
+    step = {"let": "${inputs.x}", "yield": {"as": "a", "value": {"deeper": "${a.value}"}}}
+    valued, plain = document({"a": step}, inputs={"x": {"type": "list"}}), document({"a": {"let": 1}})
+    ends = set[tuple[int, bool]]()
+    async with engine() as (_, run):
+        for levels in (200, *range(232, 260)):
+            nested: Any = json.loads("[" * levels + "]" * levels)
+            for body in ({"workflow": valued, "inputs": {"x": nested}}, {"workflow": plain, "metadata": {"m": nested}}):
+                async with run.session.post(run.url + RUNS, json={**body, **more}) as answer:
+                    raw = await answer.read()
+                assert answer.status == 400 or b'"status":"completed"' in raw or b'"code":"expression_failed"' in raw, raw[
+                    -200:
+                ]
+                ends.add((levels, answer.status == 400))
+    assert (200, True) not in ends
+    assert (259, False) not in ends
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"message": "The answer cannot be constrained to this format: no schema", "param": None},
+        {"message": "no", "param": "response_format"},
+        {"message": "unknown field structured_outputs"},
+    ],
+)
+async def test_an_engine_that_refuses_a_constraint_is_not_asked_again(error: dict[str, Any]) -> None:
+    replica = FakeReplica([writes(http(400, json.dumps({"error": {"type": "t", "code": "c", **error}}).encode()))] * 2)
+    one = document({"a": {"chat": {**CHAT["chat"], "output": "list"}, "yield": "a"}})
+    async with replica, running(replica) as run:
+        found = (await run.post({"workflow": one, "inputs": {"messages": [USER]}}, RUNS))[2]
+    assert (found["error"]["code"], found["steps"][0]["attempts"]) == ("constraint_unsupported", 1)
+    assert found["error"]["cause"] == {"status": 400, "code": "c"}
 
 
 # -- many runs

@@ -26,8 +26,22 @@ from tests.gateway.features.prompt_log.delta.two_gateways import (
     result_of,
     two_gateways,
 )
-from tests.gateway.features.prompt_log.test_kept_turns import ALL, NOW, SAID, SYSTEM, TOOLS, body_of, engine, kept_in
-from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, FORMS, MESSAGES, RESPONSES, USER
+from tests.gateway.features.prompt_log.kept import (
+    ALL,
+    CHAT,
+    FORMS,
+    MESSAGES,
+    NOW,
+    RESPONSES,
+    SAID,
+    SYSTEM,
+    TOOLS,
+    USER,
+    body_of,
+    engine,
+    kept_in,
+)
+from tests.gateway.features.websocket.test_responses_socket import answer, dial, send
 from tests.support.fakes import FakeReplica, FakeRequest, answers, http, status, streams, writes
 
 LONG = {"role": "user", "content": "please read this\n" * 200}
@@ -460,3 +474,19 @@ async def test_a_text_as_input_begins_a_conversation(tmp_path: Path) -> None:
         await two.ask(RESPONSES, turns)
         assert texts(engine_turns(replica, RESPONSES)) == texts(turns)
         assert await two.counts() == {"whole": 1, "delta": 1}
+
+
+async def test_messages_of_a_websocket_go_as_deltas(tmp_path: Path) -> None:
+    """The client sends its new items only, and so does the gateway. The header is not for messages."""
+    headers = {"Authorization": "Bearer k", "Prompt-Log": "keep"}
+    async with FakeReplica([engine(RESPONSES, stream=True)]) as replica, two_gateways(replica, tmp_path) as two:
+        async with dial(two.near, additional_headers=headers) as client:
+            await send(client, input=[LONG], **FRAME[RESPONSES])
+            messages = await answer(client)
+            for _ in range(2):
+                newest = messages[-1]["response"]
+                await send(client, input=[NOW], previous_response_id=newest["id"], **FRAME[RESPONSES])
+                messages = await answer(client)
+        assert texts(engine_turns(replica, RESPONSES)) == texts([LONG, SAID, NOW, SAID, NOW])
+        assert "prompt_log" not in newest
+        assert await two.counts() == {"whole": 1, "delta": 2}

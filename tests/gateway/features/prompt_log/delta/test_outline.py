@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dialects.json_edits import apply, read_list, read_object
-from gateway.features.prompt_log.delta.digests import DigestMemo
+from gateway.features.prompt_log.delta.digests import DigestMemo, ElementDigests
 from gateway.features.prompt_log.delta.job import outlined
 from gateway.features.prompt_log.delta.outline import BodyOutline, ScannedBody, open_digest
 from gateway.features.prompt_log.delta.planning import frame_key, log_key, plan_of
@@ -35,13 +35,8 @@ def written(whole: Conversation, form: str, chance: random.Random) -> bytes:
 
 
 def elements(body: bytes, form: str) -> list[Any]:
-    found: list[Any] = unmarked(json.loads(body, parse_int=number_of)[LISTS[form]])
+    found: list[Any] = unmarked(json.loads(body)[LISTS[form]])
     return found
-
-
-def number_of(digits: str) -> int | float:
-    """A number as it is kept: an element without its cache markers is written anew, with doubles beyond 64 bits."""
-    return int(digits) if -(1 << 63) <= int(digits) < 1 << 64 else float(digits)
 
 
 def unmarked(value: Any) -> Any:
@@ -141,6 +136,21 @@ def test_a_flood_of_elements_is_forgotten() -> None:
     for number in range(500):
         ScannedBody(json.dumps({"messages": [{"role": "user", "content": str(number)}]}).encode(), "chat", memo).outline()
         assert len(memo) <= 100
+
+
+def test_a_flood_of_calls_without_ids_is_forgotten() -> None:
+    """A record of an element holds a value for each call and result, and digests of the results."""
+    memo, most = DigestMemo(5, most=1000), 0
+    for number in range(50):
+        blocks = [*[{"type": "tool_result"}] * 100, {"type": "text", "text": str(number)}]
+        body = json.dumps({"messages": [{"role": "user", "content": blocks}]}).encode()
+        ScannedBody(body, "messages", memo).outline()
+        calls = [len(value.calls) for _, value in memo if isinstance(value, ElementDigests)]
+        most = max(most, sum(calls))
+    assert 100 <= most <= 1000
+    blocks = [{"type": "tool_result"}] * 2000
+    ScannedBody(json.dumps({"messages": [{"role": "user", "content": blocks}]}).encode(), "messages", memo).outline()
+    assert max(len(value.calls) for _, value in memo if isinstance(value, ElementDigests)) == 100
 
 
 def test_long_ids_are_not_remembered() -> None:

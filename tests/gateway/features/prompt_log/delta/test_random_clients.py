@@ -16,8 +16,7 @@ import pytest
 from gateway.features.prompt_log.naming.forms import names_in
 from tests.gateway.features.prompt_log.delta.test_delta_end_to_end import ids, unreasoned
 from tests.gateway.features.prompt_log.delta.two_gateways import called, engine_turns, history_of, result_of, two_gateways
-from tests.gateway.features.prompt_log.test_kept_turns import SYSTEM, TOOLS, body_of
-from tests.gateway.features.prompt_log.test_names_end_to_end import FORMS
+from tests.gateway.features.prompt_log.kept import FORMS, SYSTEM, TOOLS, body_of
 from tests.support.fakes import FakeReplica, FakeRequest, http, writes
 
 STEPS = 50

@@ -17,8 +17,7 @@ from gateway.config.parse import ConfigError
 from gateway.features.prompt_log.delta import command
 from tests.gateway.conftest import running
 from tests.gateway.features.prompt_log.delta.two_gateways import engine_turns
-from tests.gateway.features.prompt_log.test_kept_turns import kept_in
-from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT
+from tests.gateway.features.prompt_log.kept import CHAT, kept_in
 from tests.support.fakes import FakeReplica, answers
 
 CA = "--ca-file, --cert-file, --key-file: "
@@ -35,7 +34,9 @@ def test_the_flags_make_a_gateway_that_keeps_nothing(monkeypatch: pytest.MonkeyP
     config: Any = command.config_of(parsed("--upstream", "https://gw.example/v1"))
     (pool,) = config.pools
     assert (pool.replicas[0].url, pool.delta, pool.strip_billing_header) == ("https://gw.example", True, False)
+    assert (pool.models, config.timeouts.first_byte_s) == (("*",), command.FIRST_BYTE_S)
     assert (config.listen, config.prompt_log, config.state.url, config.ledger.url) == (command.LISTEN, False, "off", "off")
+    assert (config.snapshot.file, config.limits.body_mb, config.timeouts.first_byte_s) == ("off", 1024, 3600.0)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,8 @@ def test_a_wrong_flag_is_named(arguments: list[str], problem: str) -> None:
 
 
 async def test_an_unmodified_client_uploads_its_new_turns(tmp_path: Path) -> None:
-    async with FakeReplica([answers()]) as replica, running(replica, **kept_in(tmp_path)) as far:
+    aliases = {"model_aliases": {"claude-*": "m"}}  # which GET /v1/models does not list
+    async with FakeReplica([answers()]) as replica, running(replica, **kept_in(tmp_path), **aliases) as far:
         arguments = ["-m", "gateway", "sync", "--upstream", far.url, "--listen", "127.0.0.1:0"]
         process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stderr=asyncio.subprocess.PIPE)
         assert process.stderr is not None
@@ -65,7 +67,7 @@ async def test_an_unmodified_client_uploads_its_new_turns(tmp_path: Path) -> Non
             async with openai.AsyncOpenAI(base_url=f"{line['url']}/v1", api_key="k", max_retries=0) as client:
                 turns: Any = [{"role": "user", "content": "read this " * 500}]
                 for _ in range(3):
-                    answer = await client.chat.completions.create(model="m", messages=turns)
+                    answer = await client.chat.completions.create(model="claude-new", messages=turns)
                     assert [turn["content"] for turn in engine_turns(replica, CHAT)] == [turn["content"] for turn in turns]
                     turns += [answer.choices[0].message.model_dump(), {"role": "user", "content": "and now?"}]
             assert replica.requests[-1].headers["authorization"] == "Bearer k"

@@ -11,8 +11,7 @@ from typing import Any
 
 from gateway.features.prompt_log.delta.delta_form import DeltaForm
 from tests.gateway.conftest import Running, running
-from tests.gateway.features.prompt_log.test_kept_turns import LISTS, body_of, kept_in
-from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, MESSAGES
+from tests.gateway.features.prompt_log.kept import CHAT, LISTS, MESSAGES, body_of, kept_in
 from tests.support.fakes import FakeReplica
 
 

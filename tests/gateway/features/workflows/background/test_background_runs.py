@@ -17,6 +17,7 @@ from gateway.features.runs.beginning import MAX_OWNED
 from gateway.features.runs.event_log import MAX_LOG
 from gateway.features.runs.runs import Runs
 from gateway.features.workflows.feature import WorkflowEndpoint
+from gateway.features.workflows.metrics import WorkflowsMetrics
 from gateway.server.endpoints import clients_runner
 from tests.gateway.conftest import LOGGED, Running, config_over, eventually, running, serving_runner
 from tests.gateway.features.responses.test_recall import kept_in
@@ -142,6 +143,7 @@ async def test_a_deleted_one_is_gone_and_deleting_is_idempotent(tmp_path: Path) 
         assert (kind, data["error"]["code"]) == ("error", "events_gone")
         await eventually(lambda: scripted.cut)
         await eventually(lambda: run.gateway[Runs].places.taken == 0)
+        assert run.gateway.metrics.of(WorkflowsMetrics).runs.values == {("inline", "cancelled"): 1}
         for method, path in (("GET", id_), ("GET", f"{id_}?stream=true"), ("POST", f"{id_}/cancel")):
             got, found = await asked(run, method, path)
             assert (got, found["error"]["code"]) == (404, "run_not_found")

@@ -148,6 +148,7 @@ def test_all_values_of_a_run_are_bounded_together() -> None:
     each = {"in": list(range(32)), "as": "i", "steps": {"a": {"let": "${inputs.text}"}}, "value": 1}
     document = {"inputs": {"text": {"type": "string"}, "messages": {"type": "messages"}}}
     workflow = workflow_of({"all": {"each": each}}, **document)
+    assert workflow.graph.calls_on_paths().keys() == workflow.graph.steps.keys()
     run = ScriptedRun(workflow, {"text": "x" * (MAX_VALUE_BYTES - 100)}, {}).run()
     assert run.scheduler.error
     assert run.scheduler.error.code == "value_too_large"
@@ -343,6 +344,7 @@ def test_calls_with_a_cold_prefix_wait_for_the_first_of_them(pieces: int, starte
     ("rate", "started"),
     [
         (1000.0, [0, 1, 2]),  # one after the other
+        (4000.0, [0, 1, 2]),  # also beyond twice a prefill: each waits so long for the one before it
         (8000.0, [0, 0.62625, 0.62625]),  # another slot computes the prefix sooner
         (0.0, [0, 1, 2]),  # it is not known how soon
     ],
@@ -372,6 +374,46 @@ def test_a_long_prefix_is_one_of_many_tokens(token_bytes: float, leader: str) ->
     gate = PrefixGate({"m": GatedEngine(token_bytes=token_bytes)})
     gate.started("first", outline)
     assert gate.leader(outline)[0] == leader
+
+
+def test_of_calls_with_a_cold_prefix_the_one_on_the_longest_path_leads() -> None:
+    message = {"role": "user", "content": "more"}
+    steps = {**siblings(), "after": {"chat": {"from": "s1", "append": [message]}}}
+    run = ScriptedRun(workflow_of(steps), {"messages": LONG}, dict.fromkeys(steps, "text"), pieces=3).run()
+    copies = {name: run.scheduler.tree.find(name, ()) for name in siblings()}
+    assert {name: copy.gated >= 0 for name, copy in copies.items() if copy} == {"s0": True, "s1": False, "s2": True}
+
+
+def test_calls_on_the_longest_path_from_each_step() -> None:
+    inner = {"chat": {"append": [USER]}}
+    steps: dict[str, Any] = {
+        "first": CHAT,
+        "each": {
+            "each": {
+                "in": "${[first.text]}",
+                "as": "t",
+                "steps": {"one": inner, "two": {**inner, "needs": ["one"]}},
+                "value": "${two.text}",
+            }
+        },
+        "value": {"let": "${each.values}"},
+        "arms": {"switch": [{"when": "${len(value.value) > 1}", "steps": {"taken": inner}, "value": "${other.text}"}]},
+        "other": {**inner, "needs_any": ["first"]},
+        "last": {**inner, "needs": ["arms"]},
+        "alone": inner,
+    }
+    assert workflow_of(steps).graph.calls_on_paths() == {
+        "first": 5,
+        "each": 4,
+        "one": 4,
+        "two": 3,
+        "value": 2,
+        "arms": 2,
+        "taken": 2,
+        "other": 2,
+        "last": 1,
+        "alone": 1,
+    }
 
 
 def test_calls_wait_no_longer_than_their_leader_lives_and_not_for_short_prefixes() -> None:

@@ -1,32 +1,25 @@
-"""Heads and frames that other gateways have acknowledged. No contents. Pure.
-
-A key begins with its scope, a digest of the caller and of the other gateway: no caller's head is used for another one.
-"""
+"""Keys that are remembered until a time: heads that other gateways have acknowledged, models without logs. Pure."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
-
-MOST: Final = 65_536
 
 
-class AcknowledgedHeads:
-    """The least recently used ones are forgotten. All operations are O(1). most: maximum number of keys."""
+class ExpiringKeys:
+    """The least recently used ones are forgotten. All operations are O(1). most: maximum number of keys. Times: in seconds."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int) -> None:
         self._most = most
         self._expiries = OrderedDict[bytes, float]()
 
     def add(self, key: bytes, expires: float) -> None:
-        """expires: Unix seconds."""
         self._expiries[key] = expires
         self._expiries.move_to_end(key)
         if len(self._expiries) > self._most:
             self._expiries.popitem(last=False)
 
     def has(self, key: bytes, now: float) -> bool:
-        """True if it is acknowledged, and kept at this time (Unix seconds)."""
+        """True if it was added, and has not expired."""
         expires = self._expiries.get(key)
         if expires is None:
             return False
@@ -43,4 +36,4 @@ class AcknowledgedHeads:
         return len(self._expiries)
 
     def __repr__(self) -> str:
-        return f"<AcknowledgedHeads, {len(self)} of {self._most}>"
+        return f"<ExpiringKeys, {len(self)} of {self._most}>"
