@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from gateway.database.database import Database
+from gateway.features.histories.purging import TOMBSTONE_S
 from gateway.features.histories.records import StoreFullError
 from gateway.features.histories.sizes import StoredSizes
 from gateway.features.histories.tables import ROW, TABLES
@@ -33,6 +34,20 @@ async def test_an_owner_has_a_maximum_of_its_own(url: str) -> None:
         await agrees(store)
     finally:
         await store.close()
+
+
+async def test_two_gateways_that_purge_at_once_count_each_row_once(url: str) -> None:
+    """There are more rows than in a step, so a second step of one may meet the first step of the other."""
+    clock = Clock()
+    async with opened(url, clock) as one, opened(url, clock) as other:
+        for number in range(1_300):
+            await one.put(response(f"r{number}", size=50))
+        await one.put(response("stays", owner="p"))
+        for seconds in (TTL_S + 1, TOMBSTONE_S + 1):  # emptied, then deleted
+            clock.now += seconds
+            while sum(await asyncio.gather(one.purge(), other.purge())):
+                pass
+            await agrees(one)
 
 
 async def test_two_processes_that_fill_a_share_at_once_count_its_sum(url: str) -> None:

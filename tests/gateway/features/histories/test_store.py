@@ -144,6 +144,7 @@ class Explained:
     """In the place of a connection: how SQLite would go about each statement."""
 
     rowcount = 0
+    dialect = sqlite_dialect()
 
     def __init__(self, path: Path) -> None:
         self.path = path
