@@ -186,6 +186,7 @@ HOT = (
     "gateway/features/websocket/message_socket.py",
     "gateway/features/websocket/takeover.py",
     "gateway/features/websocket/tunnel.py",
+    "gateway/features/workflows/quick_look.py",
     "gateway/features/workflows/running/origin.py",
     "gateway/features/workflows/running/step_request.py",
     "gateway/telemetry/counters.py",

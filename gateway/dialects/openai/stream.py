@@ -35,6 +35,7 @@ _USUAL: Final = (b'data: {"id"', b'data: {"object"', b'data: {"choices"')  # beg
 _END: Final = b"data: [DONE]\n\n"
 _CODE: Final = b'"%b"' % CODE.encode()
 _CHOICES: Final = b'"choices"'  # within a text the quotes are escaped
+_FULL: Final = b'"choices":[{'  # as nearly all engines write them
 _LIST_AT: Final = len(_CHOICES) + 1  # behind the colon
 _BRACKET: Final = 0x5B
 _END_BRACKET: Final = 0x5D
@@ -67,9 +68,12 @@ class ChunkReader(EventReader):
         # `find`, because `in` creates an exception object before each search.
         if self.started and self.are_whole(chunk) and chunk.find(b'"usage"') < 0 and chunk.find(b"[DONE]") < 0:
             self.within_event = False
-            if events := chunk.count(_CHOICES):
-                self._events += events
+            if events := chunk.count(_FULL):
+                self._last = chunk
+            elif events := chunk.count(_CHOICES):
                 self._keep(chunk)
+            if events:
+                self._events += events
                 if self._events >= self._samples.next:
                     self._samples.add(self._events, chunk)
             return chunk  # whole events without usage or end: nearly all chunks of nearly all streams

@@ -69,6 +69,15 @@ class RefStore(HistoryStore):
 
         await self._database.write(work)
 
+    async def move_ref(self, owner: str, move: RefMove, head: str) -> None:
+        """Moves a ref as with a turn, to the head of a turn that was stored before."""
+        now = self._clock()
+
+        def work(connection: Connection) -> None:
+            move.moved = self._moved_with_turn(connection, owner, move, head, now)
+
+        await self._database.write(work)
+
     def _moved_with_turn(self, connection: Connection, owner: str, move: RefMove, head: str, now: float) -> bool:
         """Moves a ref with a turn that has this head. False: it stays where it is."""
         try:

@@ -13,6 +13,7 @@ from gateway.accounting.money import dollars
 from gateway.features.live_page.feed import Feed, Row
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Explainer
+from gateway.request.named_log import NAMED_LOG
 from gateway.request.record import SettledRequest
 from gateway.request.settle import Observer
 from gateway.request.slots import Slot
@@ -125,6 +126,7 @@ def _row(request: SettledRequest, since: float) -> Row:
     """The columns of running and ended requests."""
     booking = request.booking
     keys = b"" if booking is None else booking.prompt.keys
+    log = NAMED_LOG.get(request)
     return {
         "id": name(request.id),
         "state": "running",
@@ -136,6 +138,8 @@ def _row(request: SettledRequest, since: float) -> Row:
         "stream": request.subject.stream,
         "head": keys[:HEAD_BYTES].hex(),
         "blocks": len(keys) // HEAD_BYTES,
+        "log_entries": None if log is None else log.length,
+        "log_sent": "" if log is None else log.sent,
     }
 
 

@@ -38,7 +38,7 @@ from gateway.features.prompt_log.divergence import Divergence, diverged
 from gateway.features.prompt_log.header import Wishes, invalid, logs_off, wishes_of
 from gateway.features.prompt_log.kept_turn import KeptTurn
 from gateway.features.prompt_log.log_jobs import LogJobs
-from gateway.features.prompt_log.log_request import FORMS_BY_PATH, LOG_REQUEST, LogRequest
+from gateway.features.prompt_log.log_request import FORMS_BY_PATH, LOG_REQUEST, LogRequest, count_refusal
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming.chain import DIGEST, EMPTY, chain_named, frame_name, head_name
 from gateway.features.prompt_log.naming.entries import MAX_ENTRIES
@@ -51,6 +51,8 @@ from gateway.features.prompt_log.turns.own_turn import OwnTurn
 from gateway.parser.parsing import Parsing, edited
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange, PoolBinding
+from gateway.request.extensions import Phase
+from gateway.request.named_log import BASE, NAMED_LOG, WHOLE, NamedLog
 from gateway.request.owner import owner
 
 if TYPE_CHECKING:
@@ -60,9 +62,16 @@ _EMPTY_FRAME: Final = frame_name({})
 
 
 class BasePhase:
-    """The phase (see the module). store: None: turns are not kept here."""
+    """The phase (see the module). store: None: turns are not kept here. entering: as in `Extensions`."""
 
-    def __init__(self, live: Live, parsing_: Parsing, store: LazyStore[TurnStore] | None, metrics: PromptLogMetrics) -> None:
+    def __init__(
+        self,
+        live: Live,
+        parsing_: Parsing,
+        store: LazyStore[TurnStore] | None,
+        metrics: PromptLogMetrics,
+        entering: Sequence[Phase],
+    ) -> None:
         self._live = live
         self._parsing = parsing_
         self._own_turns = OwnTurns(parsing_)
@@ -70,6 +79,7 @@ class BasePhase:
         self._divergence = Divergence(parsing_)
         self._whole = WholeBodies(live, parsing_)
         self._store = store
+        self._entering = entering
         self._metrics = metrics
 
     def wishes(self, exchange: Exchange) -> Wishes | None:
@@ -81,10 +91,11 @@ class BasePhase:
         try:
             wishes = wishes_of(header_of(exchange))
             if wishes is not None:
+                for enter in self._entering:  # limits of its key: also a request that is refused reads the store
+                    enter(exchange)
                 await self._prepare(exchange, wishes)
         except GatewayError as error:
-            if error.members is not None:
-                self._metrics.refused.add((error.code,))
+            count_refusal(exchange, error, self._metrics)
             raise
 
     async def refuse(self, exchange: Exchange) -> ClientReply | None:
@@ -147,6 +158,8 @@ class BasePhase:
         if wishes.frame and wishes.frame != _EMPTY_FRAME:
             framed = await frame_of(store, owner_id, wishes.frame, form)
         request.names = own.chain, wishes.frame or own.frame, length
+        sent = WHOLE if chain == EMPTY else BASE
+        NAMED_LOG.set(exchange.record, NamedLog(length, sent, (base.digests, own.digests)))
         request.turn = await self._join(exchange, request, own, turn, base.before, framed)
         if wishes.ref:
             request.turn.move = ref_move(wishes.ref, chain, own)

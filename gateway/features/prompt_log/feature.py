@@ -51,7 +51,7 @@ def _install_header(core: Core) -> None:
     store, metrics = core.part(LazyStore), core.metrics.of(PromptLogMetrics)
     if store is not None:
         store.tables += TABLES
-    base = BasePhase(core.live, core.parsing, store, metrics)
+    base = BasePhase(core.live, core.parsing, store, metrics, core.extensions.entering)
     naming = NamingPhase(core.live, core.parsing, store, metrics, core.wall_clock)
     core.parsing.process.operations[own_turns.OPERATION] = "gateway.features.prompt_log.job:own"
     core.parsing.process.operations[naming_phase.OPERATION] = "gateway.features.prompt_log.job:compute"

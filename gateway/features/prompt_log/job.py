@@ -23,12 +23,12 @@ from gateway.features.prompt_log.turns.seals import shown
 from gateway.features.prompt_log.turns.stored_entries import StoredEntry, stored_entries
 
 
-def compute(body: bytes, form: str) -> tuple[str, int, bytes, tuple[bytes, ...]]:
+def compute(body: bytes, form: str) -> tuple[str, int, bytes, tuple[bytes, ...], bytes]:
     """The fields of the body's LogNames. Raises GatewayError 400 or 413."""
     if exceeds(body):
         raise too_complex()
     names = named(body, form)
-    return names.frame, names.length, names.chain, names.latest
+    return names.frame, names.length, names.chain, names.latest, names.digests
 
 
 def named(body: bytes, form: str) -> LogNames:

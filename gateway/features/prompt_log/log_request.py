@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from gateway.errors import GatewayError
 from gateway.features.prompt_log.header import Wishes
 from gateway.features.prompt_log.kept_turn import KeptTurn
+from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming.forms import CHAT, MESSAGES, RESPONSES
+from gateway.request.exchange import Exchange
 from gateway.request.slots import Slot
 
 FORMS_BY_PATH: Final[Mapping[str, str]] = {
@@ -35,3 +38,10 @@ class LogRequest:
 
 
 LOG_REQUEST: Final = Slot[LogRequest]("prompt_log.request")
+
+
+def count_refusal(exchange: Exchange, error: GatewayError, metrics: PromptLogMetrics) -> None:
+    """Counts the error of a log, and, unless the gateway caused it, the request for the limits of its key."""
+    if error.members is not None:
+        metrics.refused.add((error.code,))
+        exchange.record.answer.own = error.status < 500

@@ -23,7 +23,7 @@ from gateway.features.prompt_log.bases import HISTORY_SHARE, Base
 from gateway.features.prompt_log.divergence import Divergence, diverged
 from gateway.features.prompt_log.job import named
 from gateway.features.prompt_log.kept_turn import TurnKeeper
-from gateway.features.prompt_log.log_request import LOG_REQUEST
+from gateway.features.prompt_log.log_request import LOG_REQUEST, count_refusal
 from gateway.features.prompt_log.log_tap import LogTap
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming.chain import EMPTY
@@ -31,6 +31,7 @@ from gateway.features.prompt_log.naming.forms import LogNames
 from gateway.features.prompt_log.own_turns import QUICK_BYTES, QUICK_SIGNS, OwnTurns
 from gateway.parser.parsing import Parsing
 from gateway.request.exchange import Exchange
+from gateway.request.named_log import NAMED_LOG, WHOLE, NamedLog
 from gateway.request.owner import owner
 
 if TYPE_CHECKING:
@@ -70,9 +71,9 @@ class NamingPhase:
                     difference = await self._difference(exchange, request.form, expect)
                     raise diverged(names.length, names.latest, difference)
                 request.names = names.chain, names.frame, names.length
+                NAMED_LOG.set(exchange.record, NamedLog(names.length, WHOLE, (names.digests,)))
         except GatewayError as error:
-            if error.members is not None:
-                self._metrics.refused.add((error.code,))
+            count_refusal(exchange, error, self._metrics)
             raise
         keeper = None
         if self._store is not None and request.turn is not None:
@@ -98,5 +99,5 @@ class NamingPhase:
             return await self._parsing.turns.take(partial(named, body, form), lease.account.client)
         with parsing(lease, len(body)):
             found = await self._parsing.process.run((OPERATION, form), body, lease.account.client)
-        frame, length, chain, latest = found
-        return LogNames(frame, length, chain, tuple(latest))
+        frame, length, chain, latest, digests = found
+        return LogNames(frame, length, chain, tuple(latest), bytes(digests))

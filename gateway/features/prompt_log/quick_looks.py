@@ -48,7 +48,7 @@ def in_background(exchange: Exchange) -> bool:
 
 def is_endpoint(exchange: Exchange) -> bool:
     """True for the path of an endpoint of logs, or below it."""
-    return exchange.record.path.startswith(_ENDPOINTS)
+    return not exchange.api.metered and exchange.record.path.startswith(_ENDPOINTS)
 
 
 def is_named(exchange: Exchange) -> bool:

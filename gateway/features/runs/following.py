@@ -55,8 +55,11 @@ class Gate(PausableSource):
             raise ClientStalled(f"the client has not read for {patience_s:g} s") from None
 
 
-async def pass_events(log: EventLog, after: int, reply: ClientReply, gate: Gate, patience_s: float) -> None:
-    """Sends the events behind number `after` as they come, until the log has ended. gate: of the reply.
+async def pass_events(
+    log: EventLog, after: int, reply: ClientReply, gate: Gate, patience_s: float, shown: Callable[[bytes], bytes] | None = None
+) -> None:
+    """Sends the events behind number `after` as they come, until the log has ended. gate: of the reply. shown: the events as
+    this client gets them; None: as they are.
 
     Raises ClientStalled, and GatewayError 410 for a client that is too slow.
     """
@@ -67,7 +70,7 @@ async def pass_events(log: EventLog, after: int, reply: ClientReply, gate: Gate,
             raise GatewayError(410, "events_gone", "The client was too slow: its next events have been dropped.")
         data, last = found
         if data:
-            reply.write(data)
+            reply.write(shown(data) if shown else data)
             after = last
         elif log.ended:
             return

@@ -2,8 +2,9 @@
 
     frames ──► messages up to MAX_EVENT bytes, unmasked ──► models in `session`, `response` and beside them; `response.create`
 
-A longer message, of sound, is only searched: if it may name a model, and the key is for some models only, it is refused. So is
-a message that cannot be read, because no extension was offered.
+A longer message, of sound, is only searched, and so is a message that is no JSON to the gateway: engines read more (1e999,
+deep nesting, UTF-16): if it may name a model, and the key is for some models only, it is refused. So is a compressed message,
+because no extension was offered.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from gateway.features.websocket.boundaries import CONTROLS, FrameTap
 from gateway.features.websocket.frames import unmasked
 from gateway.features.websocket.usage_tap import MAX_EVENT
 
-_WANTED: Final = "response.create"
+_WANTED: Final = b'response.create"'
 _HOLDERS: Final = ("session", "response")
-_NAME: Final = b"model"
-_ESCAPE: Final = b"\\u"  # by which a name may be written, too
+_NAME: Final = b'"model"'  # with the quotes, which sound in base64 does not have
+_ESCAPE: Final = b"\\u006"  # the begin of each of the name's letters, written as an escape
 _SOUND: Final = b'audio"'
 _FINAL, _RESERVED, _OPCODE, _MASKED = 0x80, 0x70, 0x0F, 0x80
 
@@ -33,14 +34,19 @@ class ClientTap(FrameTap):
 
     def __init__(self, messages: Callable[[], None], require: Callable[[str], None] | None) -> None:
         self.wanted = False
-        self.tokens = 0
+        self._sent = 0  # bytes of text
         self._messages = messages
         self._require = require
         self._left = 0  # outstanding bytes of the current frame
         self._reading = self._final = False
         self._mask = b""
         self._held = bytearray()
-        self._long = False  # the message is not held any more, but for its last bytes
+        self._size = 0  # of the message so far
+        self._long = self._sound = False  # the message is not held any more, but for its last bytes; it has sound
+
+    @property
+    def tokens(self) -> int:
+        return self._sent // BYTES_PER_TOKEN
 
     def frame(self, first: int, second: int, length: int, data: bytes, begin: int, end: int) -> None:
         self._left = length - (end - begin)
@@ -50,7 +56,7 @@ class ClientTap(FrameTap):
             return
         self._messages()
         if opcode:  # a message begins
-            self._held, self._long = bytearray(), False
+            self._held, self._size, self._long, self._sound = bytearray(), 0, False, False
         if first & _RESERVED:
             self._refuse_unreadable()
         self._mask = data[begin - 4 : begin] if second & _MASKED else bytes(4)
@@ -68,42 +74,50 @@ class ClientTap(FrameTap):
 
     def answered(self) -> None:
         """An answer is complete: its prompt is in the engine's count."""
-        self.wanted, self.tokens = False, 0
+        self.wanted, self._sent = False, 0
 
     def _piece(self, data: bytes) -> None:
         self._held += unmasked(data, self._mask)
+        self._size += len(data)
         turn = len(data) % 4
         self._mask = self._mask[turn:] + self._mask[:turn]
         if self._long or len(self._held) > MAX_EVENT:
             self._long = True
-            if _NAME in self._held or _ESCAPE in self._held:
-                self._refuse_unreadable()
-            del self._held[: 1 - len(_NAME)]
+            self._search(self._held)
+            del self._held[: 1 - len(_WANTED)]
         if self._final and not self._left:
             self._reading = False
             if not self._long:
                 held, self._held = bytes(self._held), bytearray()
                 self._read(held)
+            if not self._sound:
+                self._sent += self._size
 
     def _read(self, message: bytes) -> None:
         """Reads a complete message. Raises GatewayError 403."""
         try:
             event = read_json(message)
         except ValueError:
-            return  # sound, or nothing that an engine reads
+            self._sound = True  # mostly
+            self._search(message.replace(b"\0", b""))  # without the zeros of UTF-16 and UTF-32
+            return
         if not isinstance(event, dict):
             return
-        self.wanted = self.wanted or event.get("type") == _WANTED
-        if message.find(_SOUND) < 0:
-            self.tokens += len(message) // BYTES_PER_TOKEN
+        self.wanted, self._sound = self.wanted or event.get("type") == "response.create", _SOUND in message
         if self._require is not None:
             for model in models_in(event):
                 self._require(model)
 
+    def _search(self, unread: bytes | bytearray) -> None:
+        """Searches a part of a message that cannot be read. Raises GatewayError 403 if it may name a model."""
+        self.wanted, self._sound = self.wanted or _WANTED in unread, self._sound or _SOUND in unread
+        if _NAME in unread or _ESCAPE in unread:
+            self._refuse_unreadable()
+
     def _refuse_unreadable(self) -> None:
         if self._require is not None:
             text = (
-                "The key is for some models only, and this message, which is compressed or has more than"
+                "The key is for some models only, and this message, which is compressed, no JSON, or has more than"
                 f" {MAX_EVENT} bytes, may name another one."
             )
             raise GatewayError(403, "model_not_allowed", text, param="model")

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 from gateway.core import Core
 from gateway.dialects.models.listing import OwnModels
 from gateway.features.histories.lazy import LazyStore
+from gateway.features.workflows.quick_look import is_for_workflow
 from gateway.features.workflows.recent_runs import TOPIC, RecentRuns, RunEndpoints
-from gateway.features.workflows.section import MODEL_PREFIX, WORKFLOWS
+from gateway.features.workflows.section import WORKFLOWS
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Answerer
@@ -19,8 +20,6 @@ from gateway.request.extensions import Answerer
 if TYPE_CHECKING:
     from gateway.features.workflows.api import WorkflowApi
 
-PATH: Final = "/v1/workflows"
-_BELOW: Final = f"{PATH}/"
 LOOK_S: Final = 30.0
 # Imported in a thread, with the libraries of databases.
 STORES: Final = ("gateway.features.workflows.stored.store", "gateway.features.workflows.background.store")
@@ -29,7 +28,7 @@ STORES: Final = ("gateway.features.workflows.stored.store", "gateway.features.wo
 def install(core: Core) -> None:
     core.parsing.process.operations["workflows.compile"] = "gateway.features.workflows.jobs:compile_program"
     endpoint = WorkflowEndpoint(core)
-    core.extensions.answerers.insert(0, Answerer(endpoint.claims, endpoint.answer))  # before background responses are started
+    core.extensions.answerers.insert(0, Answerer(is_for_workflow, endpoint.answer))  # before background responses are started
     core.put(endpoint)
     if (state := core.part(LazyStore)) is not None:
         state.tables += STORES
@@ -52,12 +51,6 @@ class WorkflowEndpoint:
         self._api: WorkflowApi | None = None
         self._used = asyncio.Event()
         self.recent = RecentRuns(core.clock)
-
-    def claims(self, exchange: Exchange) -> bool:
-        path = exchange.record.path
-        return exchange.api.model.startswith(MODEL_PREFIX) or (
-            path.startswith(PATH) and (path == PATH or path.startswith(_BELOW))
-        )
 
     async def answer(self, exchange: Exchange) -> ClientReply:
         """Raises GatewayError."""

@@ -23,12 +23,19 @@ const REASONS = {
   session: "costs least, with what it probably holds of the session",
 };
 
+const SENT = { whole: "sent whole", base: "sent from a base", repeated: "stored answer sent again" };
+
+function log(row) {
+  return row.log_sent ? `${count(row.log_entries)} ${row.log_entries === 1 ? "entry" : "entries"}, ${SENT[row.log_sent]}` : undefined;
+}
+
 const WIDE = new Set(["Request", "Error", "Fallback"]);
 
 function Facts({ row }) {
   const facts = [
     ["Request", shown(row.id)], ["Time", clock(row.time)], ["Endpoint", row.endpoint], ["Model", shown(row.model)], ["Tenant", shown(row.tenant)],
     ["API key", row.api_key], ["Pool", shown(row.pool)], ["Replica", shown(row.replica)], ["Fallback", shown(row.fallback)],
+    ["Prompt log", log(row)],
     ["Prompt tokens", row.prompt_tokens ?? undefined, count], ["Cached tokens", row.cached_tokens ?? undefined, count],
     ["Answer tokens", row.completion_tokens ?? undefined, count], ["Estimated", row.estimated], ["In queue", row.queued_s || undefined, duration],
     ["First token", row.ttft_s ?? undefined, duration], ["Whole", row.seconds, duration], ["Cost", row.cost_usd ?? undefined, money],

@@ -3,7 +3,7 @@ import { html, useRef, useState, Badge, Empty, Name, Scroll } from "./view.js";
 import { Explain } from "./explain.js";
 import { clock, count, duration, money, percent, rate, share, short } from "./format.js";
 
-const FIELDS = ["id", "model", "tenant", "api_key", "replica", "pool", "reason", "code", "endpoint"];
+const FIELDS = ["id", "model", "tenant", "api_key", "replica", "pool", "reason", "code", "endpoint", "log_sent"];
 
 function outcome(row) {
   if (row.state === "running") return ["wait", "running"];
@@ -12,7 +12,8 @@ function outcome(row) {
   return [tone, row.status === 499 ? "left" : String(row.status)];
 }
 
-function Row({ row, onOpen }) {
+/** logs: a column for prompt logs is there. */
+function Row({ row, logs, onOpen }) {
   const [tone, text] = outcome(row);
   const prompt = row.replica ? row.prompt_tokens ?? row.estimated_prompt_tokens : undefined;
   const cached = row.cached_tokens ?? row.predicted_cached_tokens;
@@ -25,6 +26,7 @@ function Row({ row, onOpen }) {
     <td data-label="Tenant"><${Name} of=${row.tenant} /></td>
     <td data-label="Replica"><${Name} of=${row.replica} /></td>
     <td data-label="Why"><span class=${`why ${row.reason}`}>${(row.status >= 400 && row.code) || row.reason || row.code || "–"}${retried}</span></td>
+    ${logs && html`<td data-label="Log">${row.log_sent ? `${count(row.log_entries)}, ${row.log_sent}` : "–"}</td>`}
     <td data-label="Prompt" class="number">${prompt === undefined ? "–" : guess + short(prompt)}</td>
     <td data-label="Cached" class="number">${cached === undefined || !prompt ? "–" : guess + percent(share(cached, prompt))}</td>
     <td data-label="First token" class="number">${duration(row.ttft_s)}</td>
@@ -34,8 +36,8 @@ function Row({ row, onOpen }) {
   </tr>`;
 }
 
-const HEADS = [["Time"], ["Model"], ["Tenant"], ["Replica"], ["Why"], ["Prompt", true], ["Cached", true], ["First token", true], ["Whole", true],
-  ["Cost", true], ["Status"]];
+const HEADS = [["Time"], ["Model"], ["Tenant"], ["Replica"], ["Why"], ["Log"], ["Prompt", true], ["Cached", true], ["First token", true],
+  ["Whole", true], ["Cost", true], ["Status"]];
 
 function Sampling({ live }) {
   const sum = (at) => live.sampled.reduce((whole, each) => whole + each[at], 0);
@@ -53,6 +55,8 @@ export function Requests({ live }) {
   const needle = wanted.trim().toLowerCase();
   const found = rows.filter((row) => !needle || FIELDS.some((field) => String(row[field] ?? "").toLowerCase().includes(needle))
     || String(row.status ?? "").startsWith(needle));
+  const logs = rows.some((row) => row.log_sent); // for most gateways the column would be empty
+  const heads = HEADS.filter(([text]) => logs || text !== "Log");
   return html`
     <div class="toolbar">
       <label class="search"><span>Filter</span><input type="search" ref=${search} value=${wanted} maxlength="100" spellcheck=${false}
@@ -64,8 +68,8 @@ export function Requests({ live }) {
     <section class="panel">
       ${found.length ? html`<${Scroll} label="Requests"><table class="cards dense">
         <caption class="unseen">The last requests, the newest first</caption>
-        <thead><tr>${HEADS.map(([text, number]) => html`<th scope="col" class=${number ? "number" : ""}>${text}</th>`)}</tr></thead>
-        <tbody>${found.map((row) => html`<${Row} key=${row.key} row=${row} onOpen=${setOpen} />`)}</tbody>
+        <thead><tr>${heads.map(([text, number]) => html`<th scope="col" class=${number ? "number" : ""}>${text}</th>`)}</tr></thead>
+        <tbody>${found.map((row) => html`<${Row} key=${row.key} row=${row} logs=${logs} onOpen=${setOpen} />`)}</tbody>
       </table></${Scroll}>` : needle
         ? html`<${Empty} title="No request matches">${count(rows.length)} are known. Filter by a part of a model's, tenant's or replica's name, an id, or a status.</${Empty}>`
         : html`<${Empty} title="No requests since this page was opened">They appear when their replica is chosen. Send one to

@@ -32,15 +32,20 @@ def digest_of(entry: dict[str, Any]) -> bytes:
     return sha256(_ENTRY + canonical(entry)).digest()
 
 
-def chain_of(entries: Iterable[dict[str, Any]], base: bytes = EMPTY) -> Iterator[bytes]:
-    """Yields the chain after each entry. base: the chain before them. Raises NoNameError."""
+def digests_of(entries: Iterable[dict[str, Any]]) -> bytes:
+    """The digests of entries, DIGEST bytes each. Raises NoNameError."""
+    digests = list[bytes]()
     for index, entry in enumerate(entries):
         try:
-            digest = digest_of(entry)
+            digests.append(digest_of(entry))
         except NoNameError as error:
             raise NoNameError(f"in entry {index + 1}, {error.reason}", error.param) from None
-        base = linked(base, digest)
-        yield base
+    return b"".join(digests)
+
+
+def chain_of(entries: Iterable[dict[str, Any]], base: bytes = EMPTY) -> Iterator[bytes]:
+    """Yields the chain after each entry. base: the chain before them. Raises NoNameError."""
+    return chains_of(digests_of(entries), base)
 
 
 def linked(chain: bytes, digest: bytes) -> bytes:

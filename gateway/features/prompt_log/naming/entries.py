@@ -56,6 +56,10 @@ class OpenCalls:
         """The ids of the open calls, the oldest first."""
         return [self._ids[number] for number in self._open]
 
+    def is_open(self, id_: str) -> bool:
+        """True if a call with this id has no result yet."""
+        return bool(self._numbers.get(id_))
+
     def add(self, id_: Any) -> None:
         """A call. Engines may repeat ids."""
         id_ = id_ if isinstance(id_, str) else ""

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import orjson
 
 from gateway.features.prompt_log.naming.canonical import NoNameError
-from gateway.features.prompt_log.naming.chain import EMPTY, chain_of, frame_name
+from gateway.features.prompt_log.naming.chain import EMPTY, chains_of, digests_of, frame_name
 from gateway.features.prompt_log.naming.chat import chat_log
 from gateway.features.prompt_log.naming.entries import Log, OpenCalls
 from gateway.features.prompt_log.naming.messages import messages_log
@@ -37,13 +37,14 @@ _BLOCKS: Final = frozenset(["tool_use", "tool_result", "thinking", "redacted_thi
 @dataclass(frozen=True, slots=True)
 class LogNames:
     """The names of a log. length: its entries. chain: of all entries. latest: the chains after the last LATEST entries, the
-    oldest first.
+    oldest first. digests: of its entries.
     """
 
     frame: str
     length: int
     chain: bytes
     latest: tuple[bytes, ...]
+    digests: bytes
 
 
 def log_in(body: bytes, form: str) -> Log:
@@ -65,10 +66,9 @@ def object_of(body: bytes) -> dict[str, Any]:
 def names_in(body: bytes, form: str) -> LogNames:
     """The names of a body's log. Raises NoNameError."""
     log = log_in(body, form)
-    latest, chain = deque[bytes](maxlen=LATEST), EMPTY
-    for chain in chain_of(log.entries):
-        latest.append(chain)
-    return LogNames(frame_name(log.frame), len(log.entries), chain, tuple(latest))
+    digests = digests_of(log.entries)
+    latest = deque(chains_of(digests), maxlen=LATEST)
+    return LogNames(frame_name(log.frame), len(log.entries), latest[-1] if latest else EMPTY, tuple(latest), digests)
 
 
 def form_of(body: dict[str, Any]) -> str:

@@ -27,13 +27,14 @@ from gateway.dialects.json_structure import signs
 from gateway.dialects.table import UNLOGGED
 from gateway.errors import ClientStalled, GatewayError, over_budget
 from gateway.features.histories.lazy import LazyStore
-from gateway.features.histories.records import ExpiredObjectError, FoundTurn, UnknownObjectError
+from gateway.features.histories.records import ExpiredObjectError, FoundTurn, RefMove, UnknownObjectError
 from gateway.features.prompt_log.base_phase import BasePhase
 from gateway.features.prompt_log.bases import HISTORY_SHARE, base_of, log_error, not_answering
 from gateway.features.prompt_log.header import ONCE_TOKEN, Wishes, answer_line, logs_off
-from gateway.features.prompt_log.log_request import FORMS_BY_PATH
+from gateway.features.prompt_log.log_jobs import LogJobs
+from gateway.features.prompt_log.log_request import FORMS_BY_PATH, count_refusal
 from gateway.features.prompt_log.metrics import PromptLogMetrics
-from gateway.features.prompt_log.naming.chain import DIGEST, EMPTY, chain_named
+from gateway.features.prompt_log.naming.chain import DIGEST, EMPTY, chain_named, head_name
 from gateway.features.prompt_log.once.digest import named_digest
 from gateway.features.prompt_log.once.following import OnceFollowers, id_lines
 from gateway.features.prompt_log.once.repeating import RepeatedAnswer
@@ -43,6 +44,7 @@ from gateway.features.prompt_log.own_turns import QUICK_BYTES, QUICK_SIGNS
 from gateway.features.runs.following import Gate
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
+from gateway.request.named_log import NAMED_LOG, REPEATED, NamedLog
 from gateway.request.owner import owner
 from gateway.request.phases.replies import JSON_LINE, STREAM_LINES
 
@@ -56,11 +58,12 @@ _PATH: Final = re.compile(r"/v1/logs/once/([^/]{1,200})")
 
 
 class _TokenRequest(NamedTuple):
-    """until: end of the wait for another process, a reading of the clock."""
+    """ref: to be moved with its turn; "": none. until: end of the wait for another process, a reading of the clock."""
 
     runs: OnceRuns
     key: TokenKey
     digest: str
+    ref: str
     until: float
 
 
@@ -72,6 +75,7 @@ class OnceAnswers:
     def __init__(self, core: Core, base: BasePhase, state: LazyStore[Any] | None, runs: OnceRuns | None) -> None:
         self._core = core
         self._base = base
+        self._jobs = LogJobs(core.parsing)
         self._state = state
         self._runs = runs
         self._followers = OnceFollowers(core)
@@ -88,8 +92,7 @@ class OnceAnswers:
         except StoreFailed as failure:
             raise not_answering(failure) from None
         except GatewayError as error:
-            if error.members is not None:
-                self._metrics.refused.add((error.code,))
+            count_refusal(exchange, error, self._metrics)
             raise
 
     async def _answer(self, exchange: Exchange, wishes: Wishes) -> ClientReply:
@@ -99,7 +102,8 @@ class OnceAnswers:
         record.subject.model, record.answer.own = api.model, True
         record.subject.generates = record.subject.metered = False  # the generation has a record of its own
         key = owner(exchange.request, exchange.caller), wishes.once
-        asked = _TokenRequest(self._runs, key, await self._digest(exchange, wishes), self._core.clock() + self.wait_s)
+        digest, until = await self._digest(exchange, wishes), self._core.clock() + self.wait_s
+        asked = _TokenRequest(self._runs, key, digest, wishes.ref, until)
         while True:
             run = self._runs.find(key)
             reply = await (self._begin(exchange, asked) if run is None else self._join(exchange, asked, run))
@@ -108,14 +112,14 @@ class OnceAnswers:
 
     async def _begin(self, exchange: Exchange, asked: _TokenRequest) -> ClientReply | None:
         """Begins a generation, or answers without one. None: look again. Raises GatewayError and StoreFailed."""
-        runs, key, digest, until = asked
+        runs, key, digest, ref, until = asked
         store = await runs.open()
         seen = await store.find(key)
         is_free = seen is None or seen.stopped
         if seen is not None and not is_free and seen.digest != digest:
-            raise self._mismatch()
+            raise self._mismatch(exchange)
         if seen is not None and seen.turn:
-            return await self._repeat(exchange, store, key, seen)
+            return await self._repeat(exchange, store, asked, seen)
         if runs.find(key) is not None:
             return None
         if seen is not None and store.is_alive(seen) and not runs.is_mine(seen.runner):
@@ -125,7 +129,8 @@ class OnceAnswers:
                 raise stopped()
             return None
         run = runs.start(exchange, key, digest, seen)
-        if not await self._is_claimed(run):
+        run.ref = ref
+        if not await self._is_claimed(exchange, run):
             exchange.api = run.api or exchange.api
             return None
         self._metrics.once.add(("run" if is_free else "taken_over",))
@@ -134,18 +139,20 @@ class OnceAnswers:
     async def _join(self, exchange: Exchange, asked: _TokenRequest, run: OnceRun) -> ClientReply | None:
         """Follows a generation that was begun here. None: look again. Raises GatewayError."""
         if run.digest != asked.digest:
-            raise self._mismatch()
-        if not await self._is_claimed(run):
+            raise self._mismatch(exchange)
+        if not await self._is_claimed(exchange, run):
             return None
-        if run.stream != exchange.api.stream and not await self._is_over(exchange, asked.runs, run):
+        if (run.stream, run.ref) != (exchange.api.stream, asked.ref) and not await self._is_over(exchange, asked.runs, run):
             return None
         self._joins(exchange, "joined")
         return await self._followers.follow(exchange, run)
 
-    async def _is_claimed(self, run: OnceRun) -> bool:
-        """False: another process was faster. Raises GatewayError."""
+    async def _is_claimed(self, exchange: Exchange, run: OnceRun) -> bool:
+        """False: another process was faster. Raises GatewayError, also for the limits of the key."""
         outcome: bool | GatewayError = await asyncio.shield(run.claimed)  # for others, if this client leaves
         if isinstance(outcome, GatewayError):
+            if outcome.status < 500:
+                self._enter(exchange)
             raise outcome.again()
         return outcome
 
@@ -175,7 +182,8 @@ class OnceAnswers:
             raise error from None
 
     async def _is_over(self, exchange: Exchange, runs: OnceRuns, run: OnceRun) -> bool:
-        """Waits for the end of a generation in the other form. True: its answer is an error, which has one form.
+        """Waits for the end of a generation in the other form, or with another ref. True: its answer is for all: an error,
+        which has one form, or an answer of this form that is not kept, so that it moves no ref.
 
         Raises GatewayError if it was stopped.
         """
@@ -183,10 +191,14 @@ class OnceAnswers:
         await run.ended.wait()
         if run.stopped is not None:
             raise run.stopped.again()
-        runs.forget(run)  # an answer that is not kept cannot be told in another form
-        return not run.kept and run.status != 200
+        if run.stream != exchange.api.stream:
+            runs.forget(run)  # an answer that is not kept cannot be told in another form
+            return not run.kept and run.status != 200
+        return not run.kept
 
-    def _mismatch(self) -> GatewayError:
+    def _mismatch(self, exchange: Exchange) -> GatewayError:
+        """Raises GatewayError 429."""
+        self._enter(exchange)
         self._metrics.once.add(("mismatch",))
         text = "This token belongs to another request: its body or its base differs. Send another token."
         return log_error(422, "once_mismatch", text, "once")
@@ -204,13 +216,14 @@ class OnceAnswers:
 
     # -- answers
 
-    async def _repeat(self, exchange: Exchange, store: OnceStore, key: TokenKey, seen: StoredToken) -> ClientReply:
+    async def _repeat(self, exchange: Exchange, store: OnceStore, asked: _TokenRequest, seen: StoredToken) -> ClientReply:
         """The answer of a generation that has ended. Raises GatewayError and StoreFailed."""
         assert self._state is not None
         self._joins(exchange, "repeated")
         turns, gone = await self._state.get(), log_error(410, "prompt_log_expired", "The answer of this token is gone.", "once")
+        owner_id = asked.key[0]
         try:
-            row, expires_at = await turns.get(key[0], seen.turn), await store.expiry(key[0], seen.turn)
+            row, expires_at = await turns.get(owner_id, seen.turn), await store.expiry(owner_id, seen.turn)
         except (UnknownObjectError, ExpiredObjectError):
             raise gone from None
         if expires_at is None:
@@ -218,13 +231,20 @@ class OnceAnswers:
         size, lease = len(row.output) + len(row.response), exchange.request.lease
         if size >= LARGE_BODY and not lease.grow(2 * size):
             raise over_budget(0, lease.account.largest, 2 * size)
-        told: dict[str, str | int | bool] = {"head": row.log.head}
+        told: dict[str, str | int | bool] = {"head": row.log.head} | ({"ref": False} if asked.ref else {})
         try:
             last = FoundTurn(row.id, row.log.form, at_input=False, open=b"[]")
-            base = await base_of(turns, key[0], last, int(self._core.live.max_body * HISTORY_SHARE))
-            told["length"] = len(base.digests) // DIGEST
-        except GatewayError:
-            pass  # a turn before it is gone, and the answer is not
+            base = await base_of(turns, owner_id, last, int(self._core.live.max_body * HISTORY_SHARE))
+            told["length"] = base.length
+            NAMED_LOG.set(exchange.record, NamedLog(base.length, REPEATED))
+            if asked.ref:
+                latest = await self._jobs.latest(base, lease.account.client)
+                from_ = latest[-1 - len(row.log.digests) // DIGEST :]  # the base, and all after it
+                move = RefMove(asked.ref, list(map(head_name, from_)))
+                await turns.move_ref(owner_id, move, row.log.head)
+                told["ref"] = move.moved
+        except (GatewayError, StoreFailed):
+            pass  # a turn before it is gone, or the ref cannot be moved, and the answer is there
         told |= {"expires": int(expires_at), "kept": True, "repeated": True}
         answer = RepeatedAnswer(row, exchange.api.alias or exchange.api.model, told)
         lines = id_lines(exchange) + answer_line(chain_named(row.log.input_head) or EMPTY, row.log.frame, told)

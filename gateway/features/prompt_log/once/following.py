@@ -1,4 +1,7 @@
-"""Answers to clients that follow a generation of this process: its head, then its pieces from the beginning."""
+"""Answers to clients that follow a generation of this process: its head, then its pieces from the beginning.
+
+The log of a chat's stream has its usage. A follower that has not asked for it gets the stream without.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Final
 
 from gateway.core import Core
 from gateway.dialects.excerpt import excerpt
+from gateway.dialects.openai.stream import ChunkReader
 from gateway.errors import ClientStalled, GatewayError, internal_error, shutting_down
 from gateway.features.prompt_log.once.run import OnceRun
 from gateway.features.runs.following import FIRST, Gate, pass_events
@@ -35,7 +39,7 @@ class OnceFollowers:
         record.subject.stream = True
         reply = self._core.replies.begin(exchange, run.status, None, lines)
         try:
-            await self._send(run, reply)
+            await self._send(run, reply, strip_usage=exchange.api.strip_usage)
             record.answer.ok = record.answer.complete = run.complete
         except ClientStalled:
             reply.cut()
@@ -50,11 +54,14 @@ class OnceFollowers:
             reply.feed_from(None)
         return reply
 
-    async def _send(self, run: OnceRun, reply: ClientReply) -> None:
+    async def _send(self, run: OnceRun, reply: ClientReply, *, strip_usage: bool) -> None:
         """Sends the pieces of a stream until it has ended. Raises GatewayError if it has no end for this client."""
         gate = Gate()
+        reader = ChunkReader(strip_usage=strip_usage)
+        reader.started = True  # else it would take out the event of an error before the first token
         reply.feed_from(gate)
-        await pass_events(run.log, FIRST, reply, gate, self._core.live.patience_s)
+        shown = reader.feed if strip_usage else None
+        await pass_events(run.log, FIRST, reply, gate, self._core.live.patience_s, shown)
         if run.complete:
             reply.end()
         elif run.stopped is not None:

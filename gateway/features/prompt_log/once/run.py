@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 class OnceRun:
     """A generation.
 
-    id: of the generation, its runner in the store. stream: it was asked for as a stream. claimed: its token is its own, or not;
-    an error: it cannot be. begun: set when the head of its answer is known, or it has ended. status, lines: of the head; 0:
-    there is none. streams: it is of a stream. complete: nothing of the answer is missing. turn: its turn in the log. mark: of
-    its token, when the turn is stored. stopped: the reason, if it was stopped. ended: set at the end.
+    id: of the generation, its runner in the store. stream: it was asked for as a stream. ref: moves with its turn; "": none.
+    claimed: its token is its own, or not; an error: it cannot be. begun: set when the head of its answer is known, or it has
+    ended. status, lines: of the head; 0: there is none. streams: it is of a stream. complete: nothing of the answer is missing.
+    turn: its turn in the log. mark: of its token, when the turn is stored. stopped: the reason, if it was stopped. ended: set
+    at the end.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class OnceRun:
         self.id = id_
         self.digest = digest
         self.stream = stream
+        self.ref = ""
         self.log: EventLog = logs.open(self.log_key, lease)
         self.api: ApiRequest | None = None
         self.request: ClientRequest | None = None

@@ -116,6 +116,7 @@ class OnceRuns:
         id_ = f"{self.runner}-{self._begun}"
         run = OnceRun(key, id_, digest, self._logs, account.lease(), self._core.clock, stream=exchange.api.stream)
         run.api, exchange.api = exchange.api, stub_of(exchange.api)
+        run.api.strip_usage = False  # a follower's stream is without it, if that has not asked for it
         run.request = request = OnceRequest(exchange.request, run, lease)
         self._runs[key] = run
         self._active.set()

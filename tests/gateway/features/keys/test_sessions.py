@@ -34,7 +34,7 @@ async def session(connection: ServerConnection) -> None:
         await connection.send(text(event).decode())
 
 
-async def asked(client: ClientConnection, message: str = "go") -> None:
+async def asked(client: ClientConnection, message: str | bytes = "go") -> None:
     await client.send(message)
     await client.recv()
 
@@ -137,6 +137,23 @@ async def test_who_leaves_a_long_session_pays_at_least_what_is_known(tmp_path: P
             assert account(run, id_).reserved == 0
 
 
+LONG = '{"pad": "' + "x" * 400_000 + '", "type": "response.create"}'
+
+
+@pytest.mark.parametrize("message", [LONG, '{"type": "response.create", "pad": 1e999}'], ids=["long", "no JSON to the gateway"])
+async def test_who_leaves_after_a_message_that_is_only_searched_pays_for_it(tmp_path: Path, message: str) -> None:
+    async with RealtimeReplica(halves).up() as replica, keyed(tmp_path, replica.url, prices=PRICES) as run:
+        id_, key = await made(run, budget_usd_day=50 * A_PRICE)
+        client = await dial(run, additional_headers=bearer(key))
+        reserved = account(run, id_).reserved
+        assert reserved > 0
+        await client.send(message)
+        await client.close()
+        await eventually(lambda: account(run, id_).open == 0)
+        spent = account(run, id_).spent(run.gateway[Keys].moment().day)
+        assert spent >= max(reserved, (message is LONG) * 100_000 * 1_000_000)
+
+
 async def test_who_leaves_between_answers_pays_nothing_more(tmp_path: Path) -> None:
     async with RealtimeReplica(session).up() as replica, keyed(tmp_path, replica.url, prices=PRICES) as run:
         id_, key = await made(run, budget_usd_day=50 * A_PRICE)
@@ -147,7 +164,7 @@ async def test_who_leaves_between_answers_pays_nothing_more(tmp_path: Path) -> N
 
 
 PAD = "x" * 300_000
-NAMING = {
+NAMING: dict[str, str | bytes] = {
     "session": '{"type": "session.update", "session": {"model": "secret"}}',
     "escaped": r'{"type": "session.update", "session": {"mod\u0065l": "secret"}}',
     "nested": '{"type": "session.update", "session": {"audio": {"input": {"transcription": {"model": "secret"}}}}}',
@@ -155,6 +172,9 @@ NAMING = {
     "beside": '{"type": "session.update", "model": "secret"}',
     "long": '{"type": "session.update", "pad": "' + PAD + '", "session": {"model": "secret"}}',
     "long, escaped": '{"type": "session.update", "pad": "' + PAD + r'", "session": {"mod\u0065l": "secret"}}',
+    "a number beyond doubles": '{"type": "session.update", "pad": 1e999, "session": {"model": "secret"}}',
+    "deep": '{"type": "session.update", "pad": ' + "[" * 2000 + "]" * 2000 + ', "session": {"model": "secret"}}',
+    "UTF-16": '{"type": "session.update", "session": {"model": "secret"}}'.encode("utf-16"),
 }
 
 
@@ -168,8 +188,13 @@ async def test_a_session_names_no_other_model_than_its_key_may_use(tmp_path: Pat
             seen.append(message)
             await connection.send("{}")
 
-    sound = '{"type": "input_audio_buffer.append", "audio": "' + "A" * 300_000 + '"}'
-    allowed, message = ['{"type": "session.update", "session": {"model": "m"}}', sound], NAMING[kind]
+    allowed: list[str | bytes] = [
+        '{"type": "session.update", "session": {"model": "m"}}',
+        '{"type": "input_audio_buffer.append", "audio": "' + "AmodelA/" * 40_000 + '"}',
+        '{"type": "conversation.item.create", "text": "' + r"\u4f60\u597d" * 25_000 + '"}',
+        bytes(range(256)) * 9,
+    ]
+    message = NAMING[kind]
     size = len(message) // parts + 1
     pieces = [message[at : at + size] for at in range(0, len(message), size)]
     async with RealtimeReplica(listens).up() as replica, keyed(tmp_path, replica.url) as run:
@@ -183,7 +208,7 @@ async def test_a_session_names_no_other_model_than_its_key_may_use(tmp_path: Pat
         async with dial(run, additional_headers=bearer(free)) as client:
             await client.send(pieces)
             await client.recv()
-        assert seen[2:] == [message]
+        assert seen[len(allowed) :] == [message]
 
 
 @pytest.mark.parametrize("politely", [True, False], ids=["close", "abort"])

@@ -141,6 +141,38 @@ async def test_the_list_can_be_filtered_and_paused(browser: Browser) -> None:
         await expect(rows.filter(has_text="green")).to_have_count(1)
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [None, PHONE], ids=["desk", "phone"])
+@gate("desk-light", "phone-dark", reason="each size and each scheme")
+async def test_logs_have_a_column_once_a_request_has_one(browser: Browser, scheme: Scheme, size: Any, tmp_path: Path) -> None:
+    state = {"url": f"sqlite:///{tmp_path}/state.db"}
+    async with fleet(state=state) as (runs, _), opened(browser, runs[0], "#requests", scheme=scheme, size=size) as tab:
+        page = tab.page
+        await expect(page.get_by_text("No requests since this page was opened")).to_be_visible()
+        await converse(runs[0], **{"X-Tenant-Id": "acme"})
+        rows = page.get_by_role("row")
+        await expect(rows.filter(has_text="acme")).to_contain_text("200")
+        await expect(page.locator("[data-label=Log]")).to_have_count(0)
+        await converse(runs[0], **{"X-Tenant-Id": "whole", "Prompt-Log": "keep"})
+        _, headers, _ = await runs[0].post(
+            {"model": "m", "messages": [{"role": "user", "content": "hello"}]}, headers={"Prompt-Log": "keep"}
+        )
+        head = re.findall(r'head="(pl1_[^"]+)"', headers["Prompt-Log"])[0]
+        await converse(runs[0], **{"Prompt-Log": f'base="{head}"', "X-Request-Id": "from-a-base"})
+        await expect(rows.filter(has=page.get_by_text("1, whole"))).to_have_count(2)
+        await expect(rows.filter(has=page.get_by_text("3, base"))).to_have_count(1)
+        await expect(rows.filter(has_text="acme").locator("[data-label=Log]")).to_have_text("–")
+        await page.get_by_role("searchbox").fill("base")
+        await expect(page.locator("[data-label=Log]")).to_have_text(["3, base"])
+        await page.get_by_role("row").get_by_role("button").click()
+        await expect(page.get_by_role("dialog")).to_contain_text("3 entries, sent from a base")
+        assert "pl1_" not in await page.content()
+        await page.keyboard.press("Escape")
+        await page.get_by_role("searchbox").fill("")
+        assert await tab.violations() == []
+        assert await tab.overflow() <= 0
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 @gate("2", reason="all other tests have one worker")
 async def test_the_index_is_opened_by_mouse_and_keyboard(browser: Browser, workers: int) -> None:

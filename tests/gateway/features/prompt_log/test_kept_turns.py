@@ -153,14 +153,14 @@ async def test_results_reach_the_call_of_their_answer(path: str, tmp_path: Path)
 
     async def calls(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         one, two = f"c{next(ids)}", f"c{next(ids)}"
-        await writes(http(200, json.dumps(_calling(path, one, two)).encode()))(request, writer)
+        await writes(http(200, json.dumps(calling_answer(path, one, two)).encode()))(request, writer)
 
     async with FakeReplica([calls]) as replica, running(replica, **kept_in(tmp_path)) as run:
         _, first, _ = await asked(run, path, "keep", [USER])
         _, again, _ = await asked(run, path, "keep", [USER])
         assert again["head"] == first["head"]
         for one, two in (("c0", "c1"), ("c2", "c3")):
-            code, told, _ = await asked(run, path, f'base="{first["head"]}"', _results(path, two, one))
+            code, told, _ = await asked(run, path, f'base="{first["head"]}"', tool_results(path, two, one))
             assert code == 200
             raw = json.dumps(replica.requests[-1].json)
             assert raw.count(f'"{one}"') == raw.count(f'"{two}"') == 2, "of the call, and of its result"
@@ -168,7 +168,7 @@ async def test_results_reach_the_call_of_their_answer(path: str, tmp_path: Path)
             assert told["input"] == head_name(whole.chain)
 
 
-def _calling(path: str, one: str, two: str) -> dict[str, Any]:
+def calling_answer(path: str, one: str, two: str) -> dict[str, Any]:
     if path == CHAT:
         calls = [{"id": id_, "type": "function", "function": {"name": "read", "arguments": "{}"}} for id_ in (one, two)]
         said = {"role": "assistant", "content": None, "tool_calls": calls}
@@ -180,11 +180,13 @@ def _calling(path: str, one: str, two: str) -> dict[str, Any]:
     return response(id=f"resp_{one}", output=items)
 
 
-def _results(path: str, *ids: str) -> list[dict[str, Any]]:
+def tool_results(path: str, *ids: str) -> list[dict[str, Any]]:
     if path == CHAT:
         return [{"role": "tool", "tool_call_id": id_, "content": f"of {id_}"} for id_ in ids]
     if path == MESSAGES:
-        return [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": id_, "content": "x"} for id_ in ids]}]
+        return [
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": id_, "content": f"of {id_}"} for id_ in ids]}
+        ]
     return [{"type": "function_call_output", "call_id": id_, "output": f"of {id_}"} for id_ in ids]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import json
 import sqlite3
 import time
@@ -36,7 +37,9 @@ from tests.gateway.features.prompt_log.kept import (
     in_turn,
     kept_in,
 )
-from tests.support.fakes import FakeReplica, FakeRequest, answers, dies, hangs, status, streams
+from tests.gateway.features.prompt_log.test_kept_turns import calling_answer, tool_results
+from tests.gateway.features.prompt_log.test_refs_api import ref
+from tests.support.fakes import FakeReplica, FakeRequest, answers, dies, hangs, http, status, streams, writes
 
 ONCE = 'once="c0ffee-0001"'
 TOKEN = "c0ffee-0001"
@@ -75,7 +78,7 @@ def results(metrics: dict[str, float]) -> dict[str, int]:
 
 
 def tokens(metrics: dict[str, float]) -> float:
-    return sum(value for key, value in metrics.items() if key.startswith("warmroute_tokens_total"))
+    return sum(value for key, value in metrics.items() if key.startswith("warmroute_completion_tokens_total"))
 
 
 async def settled(run: Running) -> None:
@@ -89,6 +92,7 @@ async def test_a_token_that_comes_again_gets_the_stored_turn(path: str, stream: 
         assert (code, first["kept"], text_of(path, raw, stream=stream)) == (200, True, "hello")
         await settled(run)
         metered = tokens(await run.metrics())
+        assert metered > 0
         for form in (stream, not stream):
             code, again, raw = await asked(run, path, ONCE, [USER], stream=form)
             assert (code, text_of(path, raw, stream=form)) == (200, "hello")
@@ -124,6 +128,43 @@ async def test_a_stream_without_usage_has_it_when_it_is_repeated_plain(tmp_path:
         _, _, again = await asked(run, CHAT, ONCE, [USER])
         assert json.loads(again)["usage"] == {"prompt_tokens": 100, "completion_tokens": 4, "total_tokens": 104}
         assert len(replica.requests) == 1
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_the_usage_in_a_joined_stream_is_for_the_client_that_asked_for_it(first: bool, tmp_path: Path) -> None:
+    hold = asyncio.Event()
+    async with FakeReplica([streams("hel", "lo", hold=hold)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        one = asyncio.create_task(asked_raw(run, ONCE, stream=True, stream_options={"include_usage": first}))
+        await eventually(lambda: replica.requests)
+        other = asyncio.create_task(asked_raw(run, ONCE, stream=True, stream_options={"include_usage": not first}))
+        token = run.gateway[OnceRuns].find((OWNER, TOKEN))
+        assert token is not None
+        await eventually(lambda: token.log.followers == 2)
+        hold.set()
+        for (code, raw, _), wanted in ((await one, first), (await other, not first)):
+            assert (code, text_of(CHAT, raw, stream=True), raw.count(b"data: [DONE]")) == (200, "hello", 1)
+            assert (b"completion_tokens" in raw) == wanted
+            assert b"prompt_log" in raw
+        assert (len(replica.requests), results(await run.metrics())) == (1, {"run": 1, "joined": 1})
+        await settled(run)
+        assert tokens(await run.metrics()) > 0
+
+
+async def test_an_error_before_the_first_token_reaches_a_client_that_has_not_asked_for_usage(tmp_path: Path) -> None:
+    """As the gateway writes it after pulses."""
+    hold, event = asyncio.Event(), b'data: {"error":{"message":"x","type":"server_error","code":"replica_failed"}}\n\n'
+    async with FakeReplica([hangs(hold)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        client = asyncio.create_task(asked_raw(run, ONCE, stream=True))
+        await eventually(lambda: replica.requests)
+        token = run.gateway[OnceRuns].find((OWNER, TOKEN))
+        assert token is not None
+        assert token.request is not None
+        reply = token.request.reply(keep_alive=True, patience_s=1.0)
+        reply.begin(200, b"Content-Type: text/event-stream\r\n", length=None)
+        reply.end(event)
+        code, raw, _ = await client
+        assert (code, raw) == (200, event)
+        hold.set()
 
 
 async def test_a_repeated_answer_is_not_that_of_an_equal_turn(tmp_path: Path) -> None:
@@ -218,6 +259,29 @@ async def test_another_request_with_the_token_is_refused(path: str, tmp_path: Pa
         code, told, _ = await asked(run, path, ONCE, [USER], **same)
         assert (code, told["repeated"], len(replica.requests)) == (200, True, 1)
         assert results(await run.metrics()) == {"run": 1, "mismatch": 4, "repeated": 1}
+
+
+@pytest.mark.parametrize("path", FORMS)
+async def test_results_of_other_calls_of_the_base_are_another_request(path: str, tmp_path: Path) -> None:
+    """Swapped results of two calls are two conversations; the calls are in the base only."""
+    calling = writes(http(200, json.dumps(calling_answer(path, "c0", "c1")).encode()))
+    async with FakeReplica([in_turn(calling, both(path))]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, first, _ = await asked(run, path, "keep", [USER])
+        header, turns = f'{ONCE}, base="{first["head"]}"', tool_results(path, "c0", "c1")
+        assert (await asked(run, path, header, turns))[0] == 200
+        code, error, _ = await asked(run, path, header, swapped(path, turns))
+        assert (code, error["code"], len(replica.requests)) == (422, "once_mismatch", 2)
+        code, told, _ = await asked(run, path, header, turns)
+        assert (code, told["repeated"], len(replica.requests)) == (200, True, 2)
+
+
+def swapped(path: str, turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The two results, each with the id of the other one."""
+    name = {CHAT: "tool_call_id", MESSAGES: "tool_use_id"}.get(path, "call_id")
+    made = copy.deepcopy(turns)
+    results_ = made[0]["content"] if path == MESSAGES else made
+    results_[0][name], results_[1][name] = results_[1][name], results_[0][name]
+    return made
 
 
 @pytest.mark.parametrize("header", ["once", "once=?0", "once=?1", 'once="short"', "once=c0ffee-0001", f'once="{"x" * 65}"'])
@@ -370,6 +434,62 @@ async def test_nothing_is_generated_without_the_store(tmp_path: Path) -> None:
             file.execute("alter table warmroute_once rename to gone")
         code, error, _ = await asked(run, CHAT, ONCE, [USER])
         assert (code, error["code"], len(replica.requests)) == (503, "state_unavailable", 1)
+
+
+# -- refs
+
+
+@pytest.mark.parametrize(("path", "stream"), ALL)
+async def test_a_repeated_answer_tells_where_the_ref_is(path: str, stream: bool, tmp_path: Path) -> None:
+    async with FakeReplica([both(path)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, base, _ = await asked(run, path, 'keep, ref="main"', [USER])
+        header = f'{ONCE}, base="{base["head"]}", ref="main"'
+        _, first, _ = await asked(run, path, header, [NOW], stream=stream)
+        await settled(run)
+        assert first["ref"] is True
+        _, again, _ = await asked(run, path, header, [NOW], stream=stream)
+        assert again == {**first, "repeated": True}
+        _, bare, _ = await asked(run, path, f'{ONCE}, base="{base["head"]}"', [NOW], stream=stream)
+        assert "ref" not in bare
+        _, later, _ = await asked(run, path, f'keep, base="{first["head"]}", ref="main"', [USER])
+        _, again, _ = await asked(run, path, header, [NOW], stream=stream)
+        assert (again["repeated"], again["ref"]) == (True, False), "another device went on; the ref stays"
+        assert (await ref(run, "GET", "main"))[1]["head"] == later["head"]
+        assert len(replica.requests) == 3
+
+
+async def test_a_repeated_answer_moves_a_ref_as_its_generation_would(tmp_path: Path) -> None:
+    """The ref is at the base, or at another beginning of the turn, or does not exist; else it stays."""
+    async with FakeReplica([both(CHAT)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, zero, _ = await asked(run, CHAT, "keep", [USER])
+        _, base, _ = await asked(run, CHAT, f'keep, base="{zero["head"]}"', [USER])
+        header = f'{ONCE}, base="{base["head"]}"'
+        _, first, _ = await asked(run, CHAT, header, [NOW])
+        await settled(run)
+        for at, moved in ((None, True), (base["head"], True), (first["input"], True), (zero["head"], False)):
+            await ref(run, "DELETE", "main")
+            if at is not None:
+                assert (await ref(run, "PUT", "main", at, If_None_Match="*"))[0] == 200
+            _, told, _ = await asked(run, CHAT, f'{header}, ref="main"', [NOW])
+            assert (told["repeated"], told["ref"]) == (True, moved)
+            assert (await ref(run, "GET", "main"))[1]["head"] == (first["head"] if moved else at)
+
+
+async def test_a_request_with_another_ref_waits_for_the_end(tmp_path: Path) -> None:
+    hold = asyncio.Event()
+    async with FakeReplica([streams("hel", "lo", hold=hold)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        one = asyncio.create_task(asked(run, CHAT, ONCE, [USER], stream=True))
+        await eventually(lambda: replica.requests)
+        token = run.gateway[OnceRuns].find((OWNER, TOKEN))
+        assert token is not None
+        token.ended = end = WatchedEvent()
+        other = asyncio.create_task(asked(run, CHAT, f'{ONCE}, ref="main"', [USER], stream=True))
+        await eventually(lambda: end.waited)
+        hold.set()
+        (_, first, _), (_, told, _) = await one, await other
+        assert told == {**first, "repeated": True, "ref": True}
+        assert (await ref(run, "GET", "main"))[1]["head"] == first["head"]
+        assert len(replica.requests) == 1
 
 
 # -- several processes
@@ -538,6 +658,29 @@ async def test_generations_take_places_of_background_runs(tmp_path: Path) -> Non
         assert (await asked(run, CHAT, ONCE, [USER]))[0] == 200
         await settled(run)
         assert runs.places.taken == 0
+
+
+async def test_refused_requests_count_for_the_limits_of_their_key(tmp_path: Path) -> None:
+    """What the log refuses has read the store, so it is a request of the key."""
+    head = f"pl1_{'x' * 42}A"
+    unknown, diverged, frame = f'base="{head}"', f'expect="{head}"', f'frame="pf1_{"x" * 43}"'
+    async with FakeReplica([both(CHAT)]) as replica, keyed(tmp_path, replica, **kept_in(tmp_path)) as run:
+        for header, turns, refused in (
+            (unknown, USER, (404, "prompt_log_not_found")),
+            (diverged, USER, (409, "prompt_log_diverged")),
+            (f"keep, {diverged}", USER, (409, "prompt_log_diverged")),
+            (frame, USER, (404, "prompt_frame_not_found")),
+            (ONCE, NOW, (422, "once_mismatch")),
+        ):
+            _, key = await made(run, requests_per_minute=2)
+            if header == ONCE:
+                _, another = await made(run)
+                assert (await asked(run, CHAT, ONCE, [USER], key=another))[0] == 200
+            code, error, _ = await asked(run, CHAT, header, [turns], key=key)
+            assert (code, error["code"]) == refused
+            assert (await asked(run, CHAT, header, [turns], key=key))[0] == refused[0]
+            code, error, _ = await asked(run, CHAT, "name", [USER], key=key)
+            assert (code, error["code"]) == (429, "rate_limit_exceeded"), header
 
 
 async def test_a_key_that_is_revoked_ends_its_generation(tmp_path: Path) -> None:
