@@ -27,7 +27,8 @@ OF_OURS: Final = {
 
 
 def series(metrics: Metrics) -> dict[str, int]:
-    return {each.name: len(each.values) for each in metrics.instruments.all}
+    """Without instruments that have no labels: some are set when their feature first works, and they have one series."""
+    return {each.name: len(each.values) for each in metrics.instruments.all if each.labels}
 
 
 def grown(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
