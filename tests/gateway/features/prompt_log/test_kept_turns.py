@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import sqlite3
@@ -145,6 +146,18 @@ async def test_a_log_that_is_too_long_is_refused(tmp_path: Path) -> None:
             code, error, _ = await asked(run, CHAT, f"keep{base}", [{"role": "user", "content": "x" * 500_000}])
             head = error.get("head", "")
         assert (code, error["code"]) == (413, "history_too_large")
+
+
+async def test_an_answer_does_not_wait_for_a_store_that_is_locked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By another process. The store itself would give up after ten seconds, with another reason."""
+    async with FakeReplica([answers()]) as replica, running(replica, late_s=0.05, **kept_in(tmp_path)) as run:
+        await asked(run, CHAT, "keep", [USER])  # opens it
+        with contextlib.closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as other:
+            other.execute("begin immediate")
+            caplog.clear()
+            code, told, _ = await asked(run, CHAT, "keep", [NOW])
+    assert (code, told["kept"]) == (200, False)
+    assert [each.__dict__["reason"] for each in caplog.records] == ["the database took longer than 0.05 s"]
 
 
 @pytest.mark.parametrize("path", FORMS)
