@@ -151,7 +151,7 @@ async def test_names_and_versions_that_do_not_exist(tmp_path: Path, reference: s
         status, _, answer = await run.post({"workflow": reference, **INPUTS}, RUNS)
         assert code((status, answer)) == (404, "workflow_not_found", "workflow")
         status, _, answer = await run.post(chat(f"workflow:{reference}"))
-        assert code((status, answer)) == (404, "workflow_not_found", "workflow")
+        assert code((status, answer)) == (404, "workflow_not_found", "model")
         assert scripted.cache.calls == 0
 
 
