@@ -209,10 +209,7 @@ async def test_two_tokens_have_rows_of_their_own_even_if_their_answers_are_equal
         found = [await asked(run, CHAT, f'once="token-000{number}"', [USER]) for number in (1, 2)]
         await settled(run)
         assert found[0][2] == found[1][2]
-        async with run.session.get(
-            f"{run.url}/v1/logs/{found[0][1]['input']}", headers={"Authorization": "Bearer k"}
-        ) as answer:
-            children = (await answer.json())["children"]
+        children = (await called(run, "GET", found[0][1]["input"]))[1]["children"]
         assert len(children) == len({each["request_id"] for each in children}) == 2
         for number in (1, 2):
             code, again, _ = await asked(run, CHAT, f'once="token-000{number}"', [USER])

@@ -14,9 +14,7 @@ from gateway.request import named_log
 from tests.gateway.conftest import running
 from tests.gateway.features.doctor.test_doctor import asked as examined
 from tests.gateway.features.live_page.test_live import asked as page_of
-from tests.gateway.features.prompt_log.test_kept_turns import NOW, SAID, asked, engine, kept_in
-from tests.gateway.features.prompt_log.test_logs_api import called
-from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, FORMS, USER
+from tests.gateway.features.prompt_log.kept import CHAT, FORMS, NOW, SAID, USER, asked, called, engine, kept_in
 from tests.gateway.features.tracing.test_traces import texts
 from tests.support.collector import Collector
 from tests.support.fakes import FakeReplica
