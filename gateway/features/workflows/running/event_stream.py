@@ -7,6 +7,7 @@ as they are sent.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import orjson
@@ -41,7 +42,8 @@ def unread_logs() -> Logs:
 
 class EventSender:
     """Sends the events of a log to a client. sent: number of the last event that the client has. logs: the logs with the log,
-    from which sent events are removed; None: other clients read it, too. every_s: seconds without an event before a comment.
+    from which sent events are removed; None: other clients read it, too. every_s: seconds without an event before a sign of
+    life; 0: none. pulse: makes one.
     """
 
     def __init__(
@@ -51,9 +53,10 @@ class EventSender:
         sent: int = FIRST,
         logs: Logs | None = None,
         every_s: float = KEEP_ALIVE_S,
+        pulse: Callable[[], bytes] = lambda: COMMENT,
     ) -> None:
         self._log, self._logs = log, logs
-        self._every_s = every_s
+        self._every_s, self._pulse = every_s, pulse
         self._reply = reply
         self.sent = sent
 
@@ -63,7 +66,7 @@ class EventSender:
         Raises ConnectionError if the client has left, or does not read; GatewayError 410 if its next events have been dropped.
         """
         log, reply, gate = self._log, self._reply, Gate()
-        pulsed = PulsedReply(reply, self._every_s, lambda: COMMENT)
+        pulsed = PulsedReply(reply, self._every_s, self._pulse)
 
         def write(data: bytes, last: int) -> None:
             self.sent = last
