@@ -47,8 +47,8 @@ class StoredResponse:
     """A response. owner: the tenant or key; ids are unique per owner. parent: the previous response, or "". conversation: its
     conversation, or "". created_at: Unix seconds. input, output: the new items of the request, and the items of the model:
     elements of a JSON list, joined by commas, b"" for none. response: the object for the client, JSON. names: ids of the items
-    in the output, for references to them; written, never read. log: its names in a prompt log. request_id: of the request of a
-    turn; likewise.
+    in the output, for references to them. log: its names in a prompt log. request_id: of the request of a turn. A response that
+    is read has no `names`, and no `request_id`.
     """
 
     owner: str

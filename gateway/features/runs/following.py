@@ -91,8 +91,9 @@ class PulsedReply:
         self._timer = self._loop.call_later(max(left_s, self._every_s / STEPS), self._check)
 
 
-async def pass_events(log: EventLog, after: int, write: Callable[[bytes], None], gate: Gate, patience_s: float) -> None:
-    """Writes the events behind number `after` as they come, until the log has ended. gate: of the reply.
+async def pass_events(log: EventLog, after: int, write: Callable[[bytes, int], None], gate: Gate, patience_s: float) -> None:
+    """Writes the events behind number `after` as they come, until the log has ended. write: gets events, and the number of the
+    last one of them. gate: of the reply.
 
     Raises ClientStalled, and GatewayError 410 for a client that is too slow.
     """
@@ -101,10 +102,9 @@ async def pass_events(log: EventLog, after: int, write: Callable[[bytes], None],
         found = log.since(after)
         if found is None:
             raise GatewayError(410, "events_gone", "The client was too slow: its next events have been dropped.")
-        data, last = found
+        data, after = found
         if data:
-            write(data)
-            after = last
+            write(data, after)
         elif log.ended:
             return
         else:
@@ -175,7 +175,7 @@ class Followers:
         try:
             if following.log:
                 begin = FIRST if following.after is None else following.after
-                await pass_events(following.log, begin, pulsed.write, gate, patience_s)
+                await pass_events(following.log, begin, lambda data, _: pulsed.write(data), gate, patience_s)
             elif following.request:
                 await self._replay(following.request, following.client, pulsed, gate, charge, patience_s)
             reply.end()

@@ -22,7 +22,7 @@ from gateway.features.websocket.usage_tap import MAX_EVENT
 _WANTED: Final = b'response.create"'
 _HOLDERS: Final = ("session", "response")
 _NAME: Final = b'"model"'  # with the quotes, which sound in base64 does not have
-_ESCAPE: Final = b"\\u006"  # the begin of each of the name's letters, written as an escape
+_ESCAPE: Final = b"\\u006"  # the beginning of each letter of the name, as an escape
 _SOUND: Final = b'audio"'
 _FINAL, _RESERVED, _OPCODE, _MASKED = 0x80, 0x70, 0x0F, 0x80
 

@@ -37,6 +37,7 @@ from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
 from gateway.request.notes import RUN
 from gateway.request.phases.replies import JSON_LINE, STREAM_LINES
+from gateway.request.pulses import counts_events
 
 Perform = Callable[[WorkflowRun, PlannedRun], Awaitable[None]]
 
@@ -131,8 +132,15 @@ class WorkflowDoor:
         return reply
 
     async def _sent(self, exchange: Exchange, log: EventLog, reply: ClientReply, answer: DoorAnswer) -> None:
+        request, live = exchange.request, self._core.live
+
+        def pulse() -> bytes:
+            exchange.record.answer.pulses += 1
+            return exchange.dialect.pulse("generating", event=counts_events(request))
+
+        every_s = live.keepalive_s if request.pulses else 0.0
         try:
-            await EventSender(log, reply, logs=self._logs).run(self._core.live.patience_s)
+            await EventSender(log, reply, logs=self._logs, every_s=every_s, pulse=pulse).run(live.patience_s)
         except GatewayError as error:  # the client was too slow
             reply.write(answer.form.error(error))
         except asyncio.CancelledError:

@@ -59,7 +59,7 @@ class OnceFollowers:
         gate, reader = Gate(), ChunkReader(strip_usage=strip_usage)
         reader.started = True  # else it would take out the event of an error before the first token
 
-        def write(data: bytes) -> None:
+        def write(data: bytes, _last: int) -> None:
             reply.write(reader.feed(data) if strip_usage else data)
 
         reply.feed_from(gate)

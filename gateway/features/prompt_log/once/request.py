@@ -23,6 +23,8 @@ _STREAM: Final = re.compile(rb"(?:^|\r\n)content-type: ?text/event-stream", re.I
 class OnceRequest(InternalRequest):
     """The request of a generation, with the headers of the request that began it. To be closed."""
 
+    pulses = True  # they reach its followers through the log
+
     def __init__(self, asked: ClientRequest, run: OnceRun, lease: MemoryLease) -> None:
         """lease: with its body charged."""
         super().__init__(asked, run.id, partial(OnceReply, run, lease), lease)

@@ -65,8 +65,11 @@ class OnceRun:
 
     @property
     def failed(self) -> bool:
-        """True if its answer is an error, or has broken off: its token is free as soon as it has ended."""
-        return self._finished and (self.status != 200 or not self.complete)
+        """True if its answer is an error, or has broken off: its token is free as soon as it has ended. A stream that ends with
+        an error event has no result of its turn.
+        """
+        answered = self.turn is not None and (self.turn.result != "" or not self.streams)
+        return self._finished and not (self.complete and self.status == 200 and answered)
 
     @property
     def held(self) -> bool:

@@ -7,14 +7,14 @@ as they are sent.
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 from typing import Final
 
 import orjson
 
 from gateway.errors import ClientStalled, GatewayError
 from gateway.features.runs.event_log import MAX_LOG, EventLog, Logs
-from gateway.features.runs.following import FIRST, Gate
+from gateway.features.runs.following import FIRST, Gate, PulsedReply, pass_events
 from gateway.features.workflows.running.messages import RunEvent
 from gateway.features.workflows.running.step_ends import MAX_RUN_BYTES
 from gateway.request.client import ClientReply
@@ -42,11 +42,21 @@ def unread_logs() -> Logs:
 
 class EventSender:
     """Sends the events of a log to a client. sent: number of the last event that the client has. logs: the logs with the log,
-    from which sent events are removed; None: other clients read it, too.
+    from which sent events are removed; None: other clients read it, too. every_s: seconds without an event before a sign of
+    life; 0: none. pulse: makes one.
     """
 
-    def __init__(self, log: EventLog, reply: ClientReply, sent: int = FIRST, logs: Logs | None = None) -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        reply: ClientReply,
+        sent: int = FIRST,
+        logs: Logs | None = None,
+        every_s: float = KEEP_ALIVE_S,
+        pulse: Callable[[], bytes] = lambda: COMMENT,
+    ) -> None:
         self._log, self._logs = log, logs
+        self._every_s, self._pulse = every_s, pulse
         self._reply = reply
         self.sent = sent
 
@@ -55,33 +65,21 @@ class EventSender:
 
         Raises ConnectionError if the client has left, or does not read; GatewayError 410 if its next events have been dropped.
         """
-        log, reply = self._log, self._reply
-        gate = Gate()
+        log, reply, gate = self._log, self._reply, Gate()
+        pulsed = PulsedReply(reply, self._every_s, self._pulse)
+
+        def write(data: bytes, last: int) -> None:
+            self.sent = last
+            pulsed.write(data)
+            if self._logs is not None:
+                self._logs.sent(log, last)
+
         reply.feed_from(gate)
         try:
-            while True:
-                await gate.wait_open(patience_s)
-                found = log.since(self.sent)
-                if found is None:
-                    raise GatewayError(410, "events_gone", "The client was too slow: its next events have been dropped.")
-                data, self.sent = found
-                if data:
-                    reply.write(data)
-                    if self._logs is not None:
-                        self._logs.sent(log, self.sent)
-                elif log.ended:
-                    return
-                else:
-                    await self._next()
+            await pass_events(log, self.sent, write, gate, patience_s)
         except ClientStalled:
             reply.cut()
             raise
         finally:
+            pulsed.close()
             reply.feed_from(None)
-
-    async def _next(self) -> None:
-        try:
-            async with asyncio.timeout(KEEP_ALIVE_S):
-                await self._log.changed()
-        except TimeoutError:
-            self._reply.write(COMMENT)

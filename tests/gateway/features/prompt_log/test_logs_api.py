@@ -27,8 +27,8 @@ from tests.gateway.features.prompt_log.kept import (
     engine,
     in_turn,
     kept_in,
+    told_in,
 )
-from tests.gateway.features.prompt_log.test_names_end_to_end import told_in
 from tests.support.fakes import FakeReplica, answers, status
 
 

@@ -150,6 +150,28 @@ async def test_the_usage_in_a_joined_stream_is_for_the_client_that_asked_for_it(
         assert tokens(await run.metrics()) > 0
 
 
+@pytest.mark.parametrize("path", FORMS)
+async def test_all_who_follow_a_silent_generation_get_signs_of_life(path: str, tmp_path: Path) -> None:
+    go = asyncio.Event()
+
+    async def waits(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        await both(path)(request, writer)
+
+    headers = {"Authorization": "Bearer k", "Prompt-Log": ONCE}
+    asked_for: dict[str, Any] = {"json": body_of(path, [USER], stream=True), "headers": headers}
+    limits = {"keepalive_s": 0.02, "drain_timeout_s": 1}
+    async with FakeReplica([waits]) as replica, running(replica, limits=limits, **kept_in(tmp_path)) as run:
+        url = run.url + path
+        async with run.session.post(url, **asked_for) as one, run.session.post(url, **asked_for) as other:
+            pulses = [await each.content.readuntil(b"\n\n") for each in (one, other)]
+            go.set()
+            found = [await each.read() for each in (one, other)]
+        assert all(pulse.startswith(b"event: ping\n" if path == MESSAGES else b": ") for pulse in pulses)
+        assert [text_of(path, raw, stream=True) for raw in found] == ["hello", "hello"]
+        assert len(replica.requests) == 1
+
+
 async def test_an_error_before_the_first_token_reaches_a_client_that_has_not_asked_for_usage(tmp_path: Path) -> None:
     """As the gateway writes it after pulses."""
     hold, event = asyncio.Event(), b'data: {"error":{"message":"x","type":"server_error","code":"replica_failed"}}\n\n'
@@ -187,10 +209,7 @@ async def test_two_tokens_have_rows_of_their_own_even_if_their_answers_are_equal
         found = [await asked(run, CHAT, f'once="token-000{number}"', [USER]) for number in (1, 2)]
         await settled(run)
         assert found[0][2] == found[1][2]
-        async with run.session.get(
-            f"{run.url}/v1/logs/{found[0][1]['input']}", headers={"Authorization": "Bearer k"}
-        ) as answer:
-            children = (await answer.json())["children"]
+        children = (await called(run, "GET", found[0][1]["input"]))[1]["children"]
         assert len(children) == len({each["request_id"] for each in children}) == 2
         for number in (1, 2):
             code, again, _ = await asked(run, CHAT, f'once="token-000{number}"', [USER])
@@ -408,25 +427,32 @@ async def test_a_failed_generation_frees_its_token(path: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("turn", [USER, NOW])
-async def test_a_failed_generation_is_told_to_nobody_who_comes_later(turn: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "an event after pulses"])
+async def test_a_failed_generation_is_told_to_nobody_who_comes_later(
+    turn: dict[str, Any], stream: bool, tmp_path: Path
+) -> None:
     """Its token is not free yet, because the store is busy: the same request, or another one, waits, and begins anew."""
     hold, end = asyncio.Event(), WatchedEvent()
+    limits = {"keepalive_s": 0.02 if stream else 3600, "drain_timeout_s": 1}
 
     async def refuses(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         await hold.wait()
         await status(400)(request, writer)
 
-    async with FakeReplica([in_turn(refuses, both(CHAT))]) as replica, running(replica, **kept_in(tmp_path)) as run:
-        first = asyncio.create_task(asked(run, CHAT, ONCE, [USER]))
+    engines = in_turn(refuses, both(CHAT))
+    async with FakeReplica([engines]) as replica, running(replica, limits=limits, **kept_in(tmp_path)) as run:
+        first = asyncio.create_task(asked_raw(run, ONCE, stream=stream))
         await eventually(lambda: replica.requests)
         token = run.gateway[OnceRuns].find((OWNER, TOKEN))
         assert token is not None
+        await eventually(lambda: token.begun.is_set() == stream)
         token.ended = end
         with contextlib.closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as busy:
             busy.execute("begin immediate")
             hold.set()
-            assert (await first)[0] == 400
-            second = asyncio.create_task(asked(run, CHAT, ONCE, [turn]))
+            code, raw, _ = await first
+            assert (code, b'"error"' in raw) == (200 if stream else 400, True)
+            second = asyncio.create_task(asked(run, CHAT, ONCE, [turn], stream=stream))
             await eventually(lambda: end.waited or second.done())
             busy.execute("rollback")
         code, told, _ = await second

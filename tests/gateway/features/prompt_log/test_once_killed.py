@@ -25,8 +25,7 @@ from bench.measure.ports import free_port
 from gateway.database.database import Database
 from gateway.features.histories.tables import TABLES
 from tests.deploy.processes import answers
-from tests.gateway.features.prompt_log.test_kept_turns import body_of
-from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, told_in, told_in_stream
+from tests.gateway.features.prompt_log.kept import CHAT, body_of, told_in, told_in_stream
 from tests.gateway.features.prompt_log.test_once import text_of
 from tests.support.paths import ROOT
 from tests.support.postgres import PASSWORD

@@ -418,6 +418,26 @@ async def test_a_client_that_waits_for_the_first_text_gets_signs_of_life(tmp_pat
 
 
 @pytest.mark.parametrize("path", BODIES)
+async def test_a_client_gets_signs_of_life_between_two_texts(tmp_path: Path, path: str, request_lines: Any) -> None:
+    (tmp_path / "support.yaml").write_text(json.dumps(document({"answer": {**CHAT, "yield": "answer"}}, name="support")))
+    go, body = asyncio.Event(), {"model": "workflow:support", "stream": True, **BODIES[path]}
+    async with (
+        FakeReplica([streams("hel", "lo", hold=go)]) as replica,
+        running(replica, workflows={"directory": str(tmp_path)}, **PULSES) as run,
+        run.session.post(run.url + path, json=body) as answer,
+    ):
+        while b"hel" not in await answer.content.readuntil(b"\n\n"):
+            pass
+        pulse = await answer.content.readuntil(b"\n\n")
+        go.set()
+        rest = await answer.read()
+    assert pulse.startswith(b"event: ping\n" if path == "/v1/messages" else b": generating\n")
+    assert b'"lo"' in rest
+    (line,) = [each for each in request_lines() if each["path"] == path and each["model"] == "workflow:support"]
+    assert line["pulses"] >= 1
+
+
+@pytest.mark.parametrize("path", BODIES)
 async def test_a_failure_after_a_sign_of_life_is_an_event_with_its_code(tmp_path: Path, path: str) -> None:
     (tmp_path / "support.yaml").write_text(json.dumps(document({"answer": {**CHAT, "yield": "answer"}}, name="support")))
     go = asyncio.Event()

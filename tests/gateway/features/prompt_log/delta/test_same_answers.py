@@ -17,8 +17,7 @@ from tests.gateway.features.keys.conftest import bearer, keyed, made
 from tests.gateway.features.prompt_log.delta.test_delta_end_to_end import LONG
 from tests.gateway.features.prompt_log.delta.test_sync_command import parsed
 from tests.gateway.features.prompt_log.delta.two_gateways import TwoGateways, delta_config, two_gateways
-from tests.gateway.features.prompt_log.test_kept_turns import NOW, SAID, body_of, engine, kept_in
-from tests.gateway.features.prompt_log.test_names_end_to_end import CHAT, MESSAGES, RESPONSES
+from tests.gateway.features.prompt_log.kept import CHAT, MESSAGES, NOW, RESPONSES, SAID, body_of, engine, kept_in
 from tests.gateway.features.prompt_log.test_sealed import SEALED, seals, two
 from tests.support.fakes import FakeReplica, answers, http, models, writes
 
