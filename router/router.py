@@ -541,7 +541,7 @@ class Router(Owner):
         restarted, computed = False, lease.uncached_tokens
         if tokens is not None:
             if not prompt.images:
-                self.scales.learn(prompt.scale, prompt.units, tokens, prompt.origin)
+                self.scales.learn(prompt.scale, prompt.units, tokens, prompt.origin, lease.replica)
             computed = min(computed, tokens)
             if cached is not None:
                 computed = tokens - cached

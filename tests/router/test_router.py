@@ -605,6 +605,18 @@ def test_a_replica_that_lies_cannot_make_a_scale_implausible(units: int, tokens:
     assert least <= router.units_per_token("m") <= most
 
 
+def test_one_replica_does_not_move_the_scale_of_a_model() -> None:
+    """It counts just under two tokens a byte, for every client; the others count one for four bytes."""
+    names = ("r1", "r2", "r3")
+    router = router_with(*names)
+    for number in range(90):
+        prompt = Prompt(keys_of(b"x"), 3000, 256, "m")
+        prompt.origin = 1 + number // 3 % 5
+        tokens = 5700 if number % 3 == 1 else 750
+        router.choose(prompt, [names[number % 3]], 0.0).close(Outcome(True, tokens, 0), 0.0)
+    assert router.units_per_token("m") == pytest.approx(4.0, rel=0.05)
+
+
 def test_scales_are_learned_for_a_bounded_number_of_names() -> None:
     router = router_with("r1")
     for number in range(3 * MAX_SCALES):

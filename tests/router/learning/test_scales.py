@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.learning.scales import DEFAULT_UNITS_PER_TOKEN, MAX_CLIENTS, MAX_UNITS, MIN_UNITS, Scales
+from router.learning.scales import DEFAULT_UNITS_PER_TOKEN, MAX_CLIENTS, MAX_REPLICAS, MAX_UNITS, MIN_UNITS, Scales
 
 
 def learned(*prompts: tuple[int, int]) -> float:
@@ -54,6 +54,35 @@ def test_one_client_does_not_move_the_scale_of_others() -> None:
             scales.learn("m", 48_000, 2000, 99)
             scales.learn("m", 2000, 2000, 98 if others > 2 else 99)
         assert scales.units_per_token("m") == pytest.approx(4.0, rel=0.01)
+
+
+@pytest.mark.parametrize("clients", [1, 3, 40])
+@pytest.mark.parametrize("replicas", [3, 8, 20])
+def test_one_replica_does_not_move_the_scale_of_others(replicas: int, clients: int) -> None:
+    """It counts just under two tokens a byte, or one for fifteen: each is possible for some text."""
+    for lie in (5700, 200):
+        scales = Scales()
+        for number in range(40 * replicas):
+            replica = number % replicas
+            tokens = lie if replica == 1 else 750
+            scales.learn("m", 3000, tokens, number // 3 % clients, f"r{replica}")
+        assert scales.units_per_token("m") == pytest.approx(4.0, rel=0.05)
+
+
+def test_one_replica_of_two_does_not_move_what_the_first_one_showed() -> None:
+    scales = Scales()
+    for number in range(80):
+        scales.learn("m", 3000, 5700 if number % 2 else 750, replica=f"r{number % 2}")
+    assert scales.units_per_token("m") == pytest.approx(4.0, rel=0.01)
+
+
+def test_a_replaced_replica_is_out_voted_by_its_successors() -> None:
+    """The first one was wrong, and is gone."""
+    scales = Scales()
+    for replica in ["wrong", *(f"r{number}" for number in range(3 * MAX_REPLICAS))]:
+        for _ in range(10):
+            scales.learn("m", 3000, 1500 if replica == "wrong" else 750, replica=replica)
+    assert scales.units_per_token("m") == pytest.approx(4.0, rel=0.05)
 
 
 def test_a_flood_of_clients_keeps_the_first_and_the_last() -> None:

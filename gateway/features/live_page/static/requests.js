@@ -12,6 +12,14 @@ function outcome(row) {
   return [tone, row.status === 499 ? "left" : String(row.status)];
 }
 
+/** A click anywhere in a row is one on its button, unless it ended a selection of text. */
+function pressButton(event) {
+  if (event.target.closest("button") || String(getSelection())) return;
+  const button = event.currentTarget.querySelector("button");
+  button.focus(); // to which the dialog returns
+  button.click();
+}
+
 /** logs: a column for prompt logs is there. */
 function Row({ row, logs, onOpen }) {
   const [tone, text] = outcome(row);
@@ -19,7 +27,7 @@ function Row({ row, logs, onOpen }) {
   const cached = row.cached_tokens ?? row.predicted_cached_tokens;
   const guess = row.prompt_tokens === undefined || row.prompt_tokens === null || row.estimated ? "≈ " : "";
   const retried = row.failed_attempts?.length ? `, after ${row.failed_attempts.length} failed` : "";
-  return html`<tr>
+  return html`<tr class="opens" onClick=${pressButton}>
     <td data-label="Time"><button type="button" class="row" onClick=${() => onOpen(row.key)}>
       ${clock(row.time)}<span class="unseen"> explain request</span></button></td>
     <td data-label="Model"><${Name} of=${row.model} /></td>

@@ -81,6 +81,30 @@ async def test_a_request_is_explained(browser: Browser, workers: int) -> None:
         assert "explain request" in await focused(page), "the focus is back"
 
 
+async def test_a_click_anywhere_in_a_row_opens_its_reasons(browser: Browser) -> None:
+    async with FakeReplica([answers()]) as replica, running(replica) as run, opened(browser, run, "#requests") as tab:
+        page, dialog = tab.page, tab.page.get_by_role("dialog")
+        await expect(page.get_by_text("No requests since")).to_be_visible()
+        await run.post({"model": "m", "messages": [{"role": "user", "content": "hello"}]})
+        cell = page.get_by_role("cell", name=replica.name)
+        await expect(cell).to_be_visible()
+        await page.get_by_role("button", name="Pause").click()  # so that the row stays where it is
+        box = await cell.bounding_box()
+        assert box is not None
+        middle = box["y"] + box["height"] / 2
+        await page.mouse.move(box["x"] + 4, middle)
+        await page.mouse.down()
+        await page.mouse.move(box["x"] + box["width"] - 4, middle)
+        await page.mouse.up()
+        assert await page.evaluate("String(getSelection())"), "a selection of text"
+        assert await dialog.count() == 0
+        await page.get_by_role("cell", name="cold").or_(page.get_by_role("cell", name="blind")).click()
+        await expect(dialog.get_by_role("rowheader", name=replica.name)).to_be_visible()
+        await page.keyboard.press("Escape")
+        await expect(dialog).to_be_hidden()
+        assert "explain request" in await focused(page), "the focus is on the row's button"
+
+
 async def test_a_request_that_failed_over_says_so(browser: Browser) -> None:
     async with FakeReplica([status(500)]) as one, FakeReplica([answers()]) as other, running(one, other) as run:  # noqa: SIM117
         async with opened(browser, run, "#requests") as tab:
