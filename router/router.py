@@ -148,6 +148,7 @@ class Router(Owner):
         self._forget(name)
         self.trie.remove_replica(name)
         self._paid.remove_replica(name)
+        self.scales.forget(name)
         self.ledger.starting.pop(name, None)
         self.ledger.remove(name)
 

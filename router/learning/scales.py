@@ -6,7 +6,8 @@ are clamped. Values far outside are not about text (an image is a thousand token
 A client chooses its prompts, and what its engine prints of them; a replica chooses its counts. So each client has an estimate
 from each replica. A client's estimate is the median over its replicas, and the scale is the median over the clients, weighted
 by tokens up to a bound. The bound is low for replicas, because a wrong one may count more tokens than others. So no single
-client and no single replica moves the scale once there are others. Of two, the first one decides.
+client and no single replica moves the scale once there are others. Of two, the first one decides; a restored estimate decides
+only until a client has shown another one, because another model may have the name now.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ FULL_REPLICA_WEIGHT: Final = 1_000.0  # tokens of a client's replica; the prior 
 FIRST_SHARE: Final = 1.5  # the weight of the first client, and of a client's first replica
 
 RESTORED: Final = 0  # the client in whose place another router's estimate stands
+RESTORED_SHARE: Final = 0.5
 
 
 class ClientScale:
@@ -72,8 +74,13 @@ class ClientScale:
             self._replicas.move_to_end(replica)
         return ratio
 
+    def forget(self, replica: str) -> None:
+        """The replica has left. Its estimate counts no more, but the next replica begins with the present value."""
+        self._replicas.pop(replica, None)
+        if self._last is not None and self._last[0] == replica:
+            self._last = None
+
     def restore(self, sums: tuple[float, float]) -> None:
-        self._of("").restore(sums)
         self.value, self.tokens = sums[0] / sums[1], sums[1]
 
 
@@ -97,7 +104,8 @@ class Scale:
         if len(clients) == 1:
             self.value = own.value
         else:
-            self.value = _median([(each.value, each.tokens) for each in clients.values()], FULL_WEIGHT)
+            first = RESTORED_SHARE if RESTORED in clients else FIRST_SHARE
+            self.value = _median([(each.value, each.tokens) for each in clients.values()], FULL_WEIGHT, first)
 
     def _of(self, client: int) -> ClientScale:
         """The estimate of a client, as the latest one."""
@@ -111,6 +119,10 @@ class Scale:
             self._clients.move_to_end(client)
         return own
 
+    def forget(self, replica: str) -> None:
+        for own in self._clients.values():
+            own.forget(replica)
+
     def restore(self, sums: tuple[float, float]) -> None:
         own = self._of(RESTORED)
         own.restore(sums)
@@ -123,9 +135,9 @@ class Scale:
         return self.value * tokens, tokens
 
 
-def _median(estimates: list[tuple[float, float]], full: float) -> float:
-    """The median of (value, tokens), weighted by tokens up to `full`. The first one weighs FIRST_SHARE times as much."""
-    weighed, share, total = list[tuple[float, float]](), FIRST_SHARE, 0.0
+def _median(estimates: list[tuple[float, float]], full: float, first: float = FIRST_SHARE) -> float:
+    """The median of (value, tokens), weighted by tokens up to `full`. first: a factor of the first one's weight."""
+    weighed, share, total = list[tuple[float, float]](), first, 0.0
     for value, tokens in estimates:
         weight = min(tokens, full) * share
         weighed.append((value, weight))
@@ -186,6 +198,11 @@ class Scales:
         if name and name not in self._known and len(self._known) < MAX_SCALES:
             scale = self._known[name] = Scale()
             scale.restore(sums)
+
+    def forget(self, replica: str) -> None:
+        """A replica has left. O(names and clients)."""
+        for scale in self._known.values():
+            scale.forget(replica)
 
     def __len__(self) -> int:
         return len(self._known)

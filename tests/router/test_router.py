@@ -617,6 +617,16 @@ def test_one_replica_does_not_move_the_scale_of_a_model() -> None:
     assert router.units_per_token("m") == pytest.approx(4.0, rel=0.05)
 
 
+def test_a_replica_that_left_has_no_say_in_a_scale() -> None:
+    router = router_with("r1")
+    for name, tokens in (("r1", 1500), ("r2", 750)):
+        router.add(Replica(name))
+        for _ in range(30):
+            router.choose(Prompt(keys_of(b"x"), 3000, 256, "m"), [name], 0.0).close(Outcome(True, tokens, 0), 0.0)
+        router.remove("r1")
+    assert router.units_per_token("m") == pytest.approx(4.0, rel=0.01)
+
+
 def test_scales_are_learned_for_a_bounded_number_of_names() -> None:
     router = router_with("r1")
     for number in range(3 * MAX_SCALES):

@@ -85,6 +85,34 @@ def test_a_replaced_replica_is_out_voted_by_its_successors() -> None:
     assert scales.units_per_token("m") == pytest.approx(4.0, rel=0.05)
 
 
+def test_a_restored_scale_gives_way_to_a_client_that_shows_another_one() -> None:
+    """Another model has the name since."""
+    scales = Scales()
+    scales.restore("m", (8.0 * 20_000, 20_000.0))
+    scales.learn("m", 4000, 1000, 77)
+    assert scales.units_per_token("m") == 8.0, "one answer is no evidence"
+    for _ in range(30):
+        scales.learn("m", 4000, 1000, 77)
+    assert scales.units_per_token("m") == pytest.approx(4.0, rel=0.01)
+
+
+def test_a_restored_scale_decides_between_two_clients() -> None:
+    scales = Scales()
+    scales.restore("m", (4.0 * 20_000, 20_000.0))
+    for number in range(60):
+        scales.learn("m", 4000 if number % 2 else 15_000, 1000, 77 + number % 2)
+    assert scales.units_per_token("m") == pytest.approx(4.0, rel=0.01)
+
+
+def test_the_successor_of_the_only_replica_shows_its_own_scale() -> None:
+    scales = Scales()
+    for replica, tokens in (("old", 500), ("new", 1000)):
+        for _ in range(30):
+            scales.learn("m", 4000, tokens, replica=replica)
+        scales.forget("old")
+        assert scales.units_per_token("m") == pytest.approx(4000 / tokens, rel=0.05)
+
+
 def test_a_flood_of_clients_keeps_the_first_and_the_last() -> None:
     scales = Scales()
     scales.learn("m", 8000, 2000, 1)
