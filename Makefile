@@ -89,7 +89,7 @@ compiled-quick: $(QUICK)/.made
 WHOLE ?=
 test-compiled: $(QUICK)/.made
 	rm -rf $(addprefix $(QUICK)/,tests scripts bench docs)
-	cp -rp tests scripts bench docs pyproject.toml $(QUICK)/  # with their times: bytecode of `make test` stays valid
+	cp -rp tests scripts bench docs README.md pyproject.toml $(QUICK)/  # with their times: bytecode of `make test` stays valid
 	ln -sfn $(abspath .tools) $(QUICK)/.tools
 	tests="$(if $(WHOLE),tests/gateway tests/router tests/chaos,$$($(BIN)/python -m scripts.compiled_tests))" && cd $(QUICK) && \
 		HYPOTHESIS_PROFILE=compiled $(abspath $(BIN))/$(PYTEST) $$tests -m "not (tools$(if $(WHOLE),, or nightly))" \
@@ -103,7 +103,7 @@ test-nightly: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=nightly WARMROUTE_REQUIRE_TOOLS=1 $(BIN)/$(PYTEST) -m "image or not ($(OTHERS))" \
 		--timeout 3600 -o faulthandler_timeout=3900 --durations=$(SLOWEST) $(ARGS)
 	$(MAKE) test-compiled WHOLE=yes
-	$(BIN)/python -m scripts.fuzz all --seconds $(FUZZ_SECONDS) --out build/fuzz.md
+	PATH="$(abspath .tools/bin):$$PATH" $(BIN)/python -m scripts.fuzz all --seconds $(FUZZ_SECONDS) --out build/fuzz.md
 	$(BIN)/python -m tests.replica.fuzz --engine sim --seconds $(FUZZ_SECONDS)
 	$(BIN)/python -m tests.replica.fuzz --engine transformers --seconds $(FUZZ_SECONDS)
 	$(MAKE) soak MINUTES=5

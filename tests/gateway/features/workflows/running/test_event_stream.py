@@ -7,9 +7,11 @@ import asyncio
 from gateway.admission.memory import Budget
 from gateway.features.workflows.running.event_stream import COMMENT, EventSender, unread_logs
 from tests.gateway.conftest import eventually
+from tests.support.compiled import uncompiled
 from tests.support.in_memory import BytesReply
 
 
+@uncompiled
 async def test_a_silent_stream_has_comments_between_its_events() -> None:
     logs, reply = unread_logs(), BytesReply()
     log = logs.open(("", "run_1"), Budget(1 << 20).lease("192.0.2.1"))
