@@ -69,8 +69,8 @@ def connection_limit(config: Config, files: int | None = None) -> int:
 
 
 def warn_of_connections(config: Config, files: int | None = None) -> None:
-    """Logs if fewer connections than configured are possible: as a warning, unless at least half of the default number, which
-    nobody has chosen, is left.
+    """Logs if fewer connections than configured are possible. It is a warning, except for the default number if at least half
+    of it is possible.
     """
     limit, configured = connection_limit(config, files), config.limits.connections
     if limit < configured:

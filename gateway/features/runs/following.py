@@ -92,8 +92,8 @@ class PulsedReply:
 
 
 async def pass_events(log: EventLog, after: int, write: Callable[[bytes, int], None], gate: Gate, patience_s: float) -> None:
-    """Writes the events behind number `after` as they come, until the log has ended. write: gets events, and the number of the
-    last one of them. gate: of the reply.
+    """Writes the events after number `after` as they arrive, until the log has ended. write: called with events, and with the
+    number of the last of these events. gate: of the reply.
 
     Raises ClientStalled, and GatewayError 410 for a client that is too slow.
     """
