@@ -61,6 +61,7 @@ HOT = (
     "gateway/admission/memory.py",
     "gateway/admission/pool_queue.py",
     "gateway/config/live.py",
+    "gateway/features/adoption/kept_answer.py",
     "gateway/features/audit/audit.py",
     "gateway/features/audit/auditor.py",
     "gateway/features/audit/claim.py",

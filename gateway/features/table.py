@@ -41,6 +41,7 @@ NAMES: Final = [
     "discovery",
     "workflows",
     "prompt_log",
+    "adoption",
 ]
 """In the order of installation."""
 

@@ -30,6 +30,7 @@ EVENTS = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\ndata: [DO
 
 POOLS = {"pools": [{"replicas": ["http://replica.memory:1"]}]}
 SECTIONS = {
+    "adoption": {"limits": {"adopt_s": 1}},
     "discovery": {"discovery": [{"file": "replicas.yaml"}]},
     "keys": {"keys": {"url": "sqlite"}},
     "ledger": {"ledger": {"url": "sqlite"}},
@@ -43,6 +44,7 @@ SECTIONS = {
     "workflows": {"workflows": {"max_calls": 2}},
 }
 METRICS = {
+    "adoption": "abandoned_answers",
     "audit": "replica_finding",
     "discovery": "discovery_",
     "fallback_pools": "fallbacks_",
