@@ -46,6 +46,7 @@ METRICS = {
     "audit": "replica_finding",
     "discovery": "discovery_",
     "fallback_pools": "fallbacks_",
+    "hangs": "replica_hung",
     "keys": "keys",
     "ledger": "ledger_",
     "prompt_log": "prompt_log_",
