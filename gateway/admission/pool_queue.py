@@ -177,7 +177,7 @@ class Admission:
         return place, self._rate.seconds_to_next(self._clock()) * place if known else None
 
     def reject_if_hopeless(self, waiter: _Waiter, until: float) -> bool:
-        """See Place.refuse_if_hopeless. Until a slot has come free, one takes as long as all have been taken, and a second more."""
+        """See Place.refuse_if_hopeless. Until a slot has come free, each is expected to take as long as none has, and 1 s."""
         now = self._clock()
         place = self._queue.place(waiter, MAX_PLACE) or MAX_PLACE
         if not waiter.result.done() and now + self._rate.seconds_to_next(now) * place <= until:
