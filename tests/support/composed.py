@@ -43,30 +43,6 @@ SECTIONS = {
     "workers": {"workers": 2},
     "workflows": {"workflows": {"max_calls": 2}},
 }
-METRICS = {
-    "audit": "replica_finding",
-    "discovery": "discovery_",
-    "fallback_pools": "fallbacks_",
-    "hangs": "replica_hung",
-    "keys": "keys",
-    "ledger": "ledger_",
-    "prompt_log": "prompt_log_",
-    "responses": "responses_",
-    "savings": "policy_",
-    "sharing": "sharing_up",
-    "snapshots": "snapshot",
-    "tracing": "spans_",
-    "workers": "worker_restarts",
-    "workflows": "workflow_",
-}
-COMMANDS = {
-    "doctor": "doctor",
-    "keys": "keys",
-    "ledger": "usage",
-    "prompt_log": "log",
-    "recording": "record",
-    "workflows": "workflow",
-}
 
 
 def answer(request: bytes) -> bytes:
