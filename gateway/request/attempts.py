@@ -122,7 +122,7 @@ class Attempts:
                         return answer
                     refusal = answer
                     reached += answer.sends
-                    attempts.add(candidate.replica, "status", _summary(answer), self._clock())
+                    self.note(exchange, candidate.replica, "status", _summary(answer))
                 verdicts.refused = refusal is not None
                 if reached >= most or not await self._next(exchange, tries, verdicts):
                     break
@@ -215,8 +215,7 @@ class Attempts:
             attempts.resumptions += 1
             if answer.status == 200 and answer.content_type == EVENT_STREAM:
                 return answer
-            text = f"asked for the rest of a stream, it {_summary(answer)}"
-            attempts.add(candidate.replica, "status", text, self._clock())
+            self.note(exchange, candidate.replica, "status", f"asked for the rest of a stream, it {_summary(answer)}")
             answer.close()
             if is_answer(answer):
                 return None  # it refuses such a request, and so will the others
@@ -291,9 +290,17 @@ class Attempts:
         """Record a failed attempt. Raises GatewayError 504 if no other may follow."""
         if failure.reason not in _CANNOT:
             self._fleet.failed(exchange.target.replicas[candidate.replica], failure)
-        exchange.attempts.add(candidate.replica, failure.reason, failure.message, self._clock())
+        self.note(exchange, candidate.replica, failure.reason, failure.message)
         if self.is_final(exchange, failure):
             raise self._timed_out(exchange, failure)
+
+    def note(self, exchange: Exchange, replica: str, reason: str, error: str) -> None:
+        """Record a failed attempt, and log it now: the request's own line comes with its end, which may be minutes away."""
+        exchange.attempts.add(replica, reason, error, self._clock())
+        if reason not in _CANNOT:
+            number, id_ = len(exchange.attempts.failed), exchange.record.id
+            about = {"id": id_, "attempt": number, "replica": replica, "reason": reason, "error": error}
+            log.warning("an attempt failed", extra=about)
 
     async def _next(self, exchange: Exchange, tries: int, verdicts: Verdicts) -> bool:
         """Move the lease to the best replica not tried yet. False if there is none, or no budget."""

@@ -21,6 +21,7 @@ from gateway.upstream.client import PausableSource
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 TENANT_HEADER: Final = "X-Tenant-Id"
+USER_AGENT: Final = "User-Agent"
 # Headers that name a conversation, the most reliable first: headers of coding agents (Claude Code, Codex, its older form,
 # OpenCode, Amp), then of servers, load generators and SDKs.
 SESSION_HEADERS: Final = (
