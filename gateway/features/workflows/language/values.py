@@ -27,7 +27,9 @@ class ValueTooLargeError(EvaluationError):
 
 
 def bytes_of(value: object, most: int = MAX_VALUE_BYTES) -> int:
-    """The size of a value as JSON. O(size). Raises EvaluationError if it is no JSON, or larger than `most`."""
+    """About the size of a value as JSON: quotes of plain texts do not count, null and booleans count 1. O(size). Raises
+    EvaluationError if it is no JSON, or larger than `most`.
+    """
     if isinstance(value, str) and value.isascii():
         size = len(value)
     elif value is None or isinstance(value, bool):
@@ -65,7 +67,7 @@ def json_of(value: object) -> str:
 
 
 def parsed_json(text: str) -> Any:
-    """The value of a JSON text; null if it is not JSON."""
+    """The value of a JSON text; null if it is not JSON. Raises ValueTooLargeError."""
     try:
         value = orjson.loads(text)
     except ValueError:
