@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import io
 import json
 import statistics
 import subprocess
@@ -114,7 +115,7 @@ class Bench:
         begun = time.perf_counter()
         for number in range(self._program.runs):
             body = {"workflow": self._program.document, "inputs": self._program.inputs(seed, number, history)}
-            async with http.post(self._gateway + RUNS, json=body) as answer:
+            async with http.post(self._gateway + RUNS, data=io.BytesIO(json.dumps(body).encode())) as answer:
                 run = await answer.json()
             if answer.status != 200 or run["status"] != "completed":
                 raise RuntimeError(f"{self._program.title}: {answer.status} {json.dumps(run)[:500]}")
@@ -162,7 +163,16 @@ def simulated(options: argparse.Namespace, program: Program, folder: Path) -> It
     script = folder / "script.json"
     script.write_text(json.dumps(program.script))
     models = program.models
-    flags = ["--engine", "sim", "--script", str(script), "--kv-tokens", str(KV_TOKENS), "--speed", str(options.speed)]
+    flags = [
+        "--engine",
+        "sim",
+        "--script",
+        str(script),
+        "--kv-tokens",
+        str(max(KV_TOKENS, 4 * options.history)),
+        "--speed",
+        str(options.speed),
+    ]
     flags += ["--prefill-rate", str(PREFILL_RATE), "--decode-rate", str(DECODE_RATE), *(["--slots"] if options.slots else [])]
     ports = free_ports(REPLICAS)
     command = [sys.executable, "-m", "gateway", "replica", *flags]
