@@ -191,14 +191,15 @@ class AnswerTap:
 
 class PoolBinding:
     """The only pool that may serve a request: no fallback takes it. refusal: makes the error if the request's model leads to
-    another pool.
+    another pool. Not strict: the request goes to this pool first, if the pool is well and the model leads to it.
     """
 
-    __slots__ = ("pool", "refusal")
+    __slots__ = ("pool", "refusal", "strict")
 
-    def __init__(self, pool: str, refusal: Callable[[], GatewayError]) -> None:
+    def __init__(self, pool: str, refusal: Callable[[], GatewayError], *, strict: bool = True) -> None:
         self.pool = pool
         self.refusal = refusal
+        self.strict = strict
 
     def __repr__(self) -> str:
         return f"<PoolBinding to {self.pool}>"
