@@ -22,7 +22,7 @@ FLOOD: Final = 300  # names of each kind: more than there may be tenants
 # Labels whose values are a table's, an operator's, or folded into classes.
 OF_OURS: Final = {
     *("cache", "code", "compiled", "endpoint", "finding", "kind", "policy", "pool", "python", "reason"),
-    *("replica", "result", "source", "status", "to", "version", "what", "workflow"),
+    *("replica", "period", "result", "source", "status", "to", "version", "what", "workflow"),
 }
 
 
