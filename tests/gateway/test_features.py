@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.features.table import FEATURES
+from gateway.telemetry.metrics import Metrics
 from tests import test_layers as layers
+from tests.support.composed import SECTIONS
 from tests.support.paths import ROOT
 
 PACKAGES = sorted(path.name for path in (ROOT / "gateway" / "features").iterdir() if (path / "__init__.py").exists())
@@ -145,23 +149,38 @@ def lines_of(tree: Path, names: set[str]) -> None:
     table.write_text("\n".join(kept) + "\n", "utf-8")
 
 
-def passes(tree: Path, *program: str) -> None:
+def passes(tree: Path, *program: str) -> str:
+    """What the program writes."""
     path = f"{tree}:{ROOT}"
     done = subprocess.run(
         [sys.executable, *program], cwd=tree, env={"PYTHONPATH": path}, text=True, capture_output=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-@pytest.mark.parametrize("name", PACKAGES)
-def test_without_a_feature_the_core_serves_requests(tree: Path, name: str) -> None:
-    gone = {name}
+def metrics_of(names: set[str]) -> set[str]:
+    """The names of the metrics that only these features have."""
+    kinds = [FEATURES[name].metrics for name in names & FEATURES.keys()]
+    own = {each.name for each in Metrics([kind for kind in kinds if kind is not None]).instruments.all}
+    return own - {each.name for each in Metrics().instruments.all}
+
+
+@pytest.mark.parametrize("names", [*PACKAGES, " ".join(PACKAGES)], ids=[*PACKAGES, "all"])
+def test_without_a_feature_the_core_serves_requests(tree: Path, names: str) -> None:
+    gone = {*names.split()}
     while users := {user for user, used in layers.USES.items() if used & gone} - gone:
         gone |= users
     for each in gone:
         shutil.rmtree(tree / "gateway" / "features" / each)
     lines_of(tree, gone)
-    passes(tree, "-m", "tests.support.composed", *gone)
+    left = json.loads(passes(tree, "-m", "tests.support.composed", *gone))
+    assert not metrics_of(gone) & {*left["metrics"]}
+    assert not {command.name for each in gone & FEATURES.keys() for command in FEATURES[each].commands} & {*left["commands"]}
+
+
+def test_each_section_of_a_feature_is_tried() -> None:
+    assert SECTIONS.keys() == {name for name, feature in FEATURES.items() if feature.section is not None}
 
 
 def test_a_feature_is_one_folder_and_one_line(tree: Path) -> None:

@@ -48,6 +48,11 @@ class DetachedAnswer(PausableSource):
         """True if nothing follows in the log."""
         return self._finished
 
+    @property
+    def failed(self) -> bool:
+        """True if it has ended, and is an error or has broken off."""
+        return self._finished and not (self.complete and self.status == 200)
+
     def begin(self, status: int, lines: bytes) -> None:
         """The head of the answer is known."""
         self.status, self.lines, self.streams = status, lines, _STREAM.search(lines) is not None

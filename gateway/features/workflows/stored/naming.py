@@ -41,7 +41,7 @@ class WorkflowNames:
         name, version = _split(reference)
         _require_allowed(grant, name)
         found = self._library.find(name) if version is None else None
-        if found is None and self._is_stored(name, version):
+        if found is None and self._may_be_stored(name, version):
             found = await self._stored.find(_owner(exchange), name, version or None)
         if found is None:
             raise self._unknown(reference, grant)
@@ -55,7 +55,7 @@ class WorkflowNames:
         named = self._library.find(name) if version is None else None
         if named is not None:
             return {**named.as_json(), "workflow": named.workflow.source}
-        if self._is_stored(name, version):
+        if self._may_be_stored(name, version):
             found = await self._stored.document(_owner(exchange), name, version or None)
             if found is not None:
                 return {**listed(found.entry, found.version), "workflow": orjson.Fragment(found.document)}
@@ -92,8 +92,7 @@ class WorkflowNames:
             raise self._unknown(name, grant)
         return {"name": name, "object": "workflow", "deleted": True}
 
-    def _is_stored(self, name: str, version: int | None) -> bool:
-        """False: it cannot be there."""
+    def _may_be_stored(self, name: str, version: int | None) -> bool:
         return self._stored.on and version != 0 and WORKFLOW_NAME.fullmatch(name) is not None
 
     def _unknown(self, reference: str, grant: Rights | None) -> GatewayError:
