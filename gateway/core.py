@@ -217,6 +217,7 @@ def lifecycle_of(core: Core) -> Lifecycle:
         ending=EndPhase(core.attempts, core.objects, extensions, core.running, core.observers, clock),
         replies=core.replies,
         pulses=core.pulses,
+        live=core.live,
         clock=clock,
     )
 

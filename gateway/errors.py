@@ -214,6 +214,7 @@ def timed_out(replica: str, happened: str) -> GatewayError:
 REFUSED, UNREACHABLE, UNKNOWN_PATH = "refused", "unreachable", "unknown_path"
 LOADING: Final = "loading"  # the engine loads its model: it has just started
 NO_ACCESS, UNFIT = "no_access", "unfit"
+HUNG: Final = "hung"  # it answers probes, and generates nothing
 
 
 class ReplicaFailure(Exception):
@@ -223,7 +224,7 @@ class ReplicaFailure(Exception):
     (no connection for another reason: a timeout, a name that does not resolve), "reset" (the connection broke), "timeout"
     (silence), "garbage" (no valid answer of an engine), "status" (an unexpected status), "unknown_path" (it does not have this
     endpoint), "no_access" (the gateway's own key or certificate for it cannot be read, or the key is refused), "unfit" (its
-    engine lacks a requested capability).
+    engine lacks a requested capability), "hung" (it answers probes, and generates nothing).
     reached: number of times that the request was sent, so that a replica may have begun to work on it, and it may have killed
     the replica. blameless: it shows nothing about the replica: a limit of the gateway ended it, or it ended while it was paused
     for a client that did not read. limit: the key of the time limit that ended it, or "".

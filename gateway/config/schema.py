@@ -390,6 +390,9 @@ class Config(ConfigSection, frozen=True):
         Meta(extra={FIXED: True}),
         about("json: one object a line; console: text for people; auto: console on a terminal, else json."),
     ] = "auto"
+    log_clients: Annotated[
+        bool, about("Addresses and user agents of clients are in the log, in the ledger and on the live page.")
+    ] = True
     admin_key: Annotated[str, Meta(extra={SECRET: True, FIXED: True})] = ""
 
     def __post_init__(self) -> None:

@@ -27,6 +27,7 @@ NAMES: Final = [
     "ledger",
     "savings",
     "audit",
+    "hangs",
     "snapshots",
     "sharing",
     "workers",

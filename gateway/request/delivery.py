@@ -252,7 +252,7 @@ class Delivery:
         if delivered.done_sent:
             reply.end()  # only the end of the framing is missing, and nothing may follow [DONE]
             return
-        delivered.error = error.message
+        delivered.error, exchange.record.code = error.message, error.code
         reader = delivered.reader
         if reader and reader.reported:
             reply.end()  # the client has the engine's own error event

@@ -35,13 +35,14 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.table import Dialects
 from gateway.errors import GatewayError, shutting_down
 from gateway.fleet.directory import Target
 from gateway.request.attempts import Attempts
 from gateway.request.callers import Callers
-from gateway.request.client import REQUEST_ID_HEADER, Caller, ClientReply, ClientRequest, InternalRequest
+from gateway.request.client import REQUEST_ID_HEADER, USER_AGENT, Caller, ClientReply, ClientRequest, InternalRequest
 from gateway.request.delivery import Delivery
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Extensions
@@ -51,7 +52,7 @@ from gateway.request.phases.ending import EndPhase
 from gateway.request.phases.reading import ReadPhases
 from gateway.request.phases.replies import Replies
 from gateway.request.pulses import Pulses
-from gateway.request.record import new_record, tenant_label
+from gateway.request.record import bounded, new_record, tenant_label
 from gateway.request.running import RunningRequests
 from gateway.upstream.client import ReplicaAnswer
 
@@ -74,6 +75,7 @@ class Lifecycle:
     ending: EndPhase
     replies: Replies
     pulses: Pulses
+    live: Live
     clock: Callable[[], float]
 
     def serve(self, request: ClientRequest) -> Coroutine[Any, Any, ClientReply]:
@@ -172,6 +174,9 @@ class Lifecycle:
     def _begin(self, request: ClientRequest, begun: float) -> Exchange:
         record = new_record(request.headers.get(REQUEST_ID_HEADER), request.path, begun)
         exchange = Exchange(request, self.dialects.at(request.path), record)
+        if self.live.logs_clients:
+            record.sender.client = request.lease.account.client
+            record.sender.user_agent = bounded(request.headers.get(USER_AGENT) or "")
         for begin in self.extensions.begun:
             begin(exchange)
         return exchange

@@ -1,4 +1,4 @@
-"""`warmroute keys`: creates, lists, shows, rotates, credits and revokes API keys in the configured database.
+"""`warmroute keys`: creates, lists, shows, updates, rotates, credits and revokes API keys in the configured database.
 
 Running gateways follow within a second or two; none has to run. stdout has only the new key, so that it can be redirected into
 a secret's file (`warmroute keys create ... > key`); messages go to stderr. A key is never an argument, because other users of
@@ -15,7 +15,9 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from msgspec import to_builtins
 
 from gateway.commands.streams import OutputError, escaped, messages_lost
 from gateway.config.kinds import unix_time
@@ -26,16 +28,19 @@ from gateway.features.keys.section import KEYS, KeysConfig
 from gateway.features.table import read
 
 if TYPE_CHECKING:
-    from gateway.features.keys.record import Key
+    from gateway.features.keys.record import Key, KeySettings
     from gateway.features.keys.store import KeyStore
 
+    Spending = dict[str, tuple[int, int]]
+
 DESCRIPTION: Final = (
-    "Create, list, show, rotate, credit and revoke API keys in the database of the configuration's `keys.url`. Running gateways"
-    " follow within a second or two. With a file of keys, `create` prints the entry to add to it."
+    "Create, list, show, update, rotate, credit and revoke API keys in the database of the configuration's `keys.url`. Running"
+    " gateways follow within a second or two. With a file of keys, `create` and `update` print the entry for it."
 )
 _GRACE: Final = "24h"
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _LISTED: Final = 1000
+_NONE: Final = "none"  # removes a setting
 
 T = TypeVar("T")
 
@@ -58,12 +63,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("--json", action="store_true", help="print a JSON array")
     for name, text, run in (
         ("show", "show what a key may do, as JSON", _show),
+        ("update", "change the models, limits, budgets, priority or expiry of a key", _update),
         ("rotate", "make a new secret for a key and print it to stdout, once", _rotate),
         ("credit", "raise today's budget of a key (UTC), and so that of the month", _credit),
         ("revoke", "refuse a key from now on; running requests finish", _revoke),
     ):
         one = add(name, text, run)
         one.add_argument("id", metavar="ID", help="id of the key: the 8 characters after `wr-`")
+        if name == "update":
+            _add_changes(one)
         if name == "credit":
             one.add_argument("usd", metavar="USD", type=float, help="amount")
         if name == "rotate":
@@ -73,18 +81,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tenant", required=True, help="tenant that owns the key")
+    _add_changeable(parser, lambda kind: kind)
+
+
+def _add_changes(parser: argparse.ArgumentParser) -> None:
+    """The settings that an update may change; omitted ones stay."""
+    parser.epilog = f"Settings that are left out stay. '{_NONE}' removes a limit, a list, a name or the expiry."
+
+    def or_none(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+        def read(text: str) -> Any:
+            return _NONE if text == _NONE else kind(text)
+
+        read.__name__ = kind.__name__  # argparse has it in its errors
+        return read
+
+    _add_changeable(parser, or_none)
+
+
+def _add_changeable(parser: argparse.ArgumentParser, read: Callable[[Callable[[str], Any]], Callable[[str], Any]]) -> None:
+    """read: makes the reader of an argument from that of its value."""
+    amount, number = read(float), read(int)
     parser.add_argument("--name", help="name to show in lists")
     parser.add_argument(
         "--models", metavar="NAME[,NAME...]", help="models that the key may use; a name may end with a star (default: all)"
     )
     parser.add_argument("--pools", metavar="NAME[,NAME...]", help="pools that the key may use (default: all)")
-    parser.add_argument("--budget-usd-day", metavar="USD", type=float, help="budget per day (UTC)")
-    parser.add_argument("--budget-usd-month", metavar="USD", type=float, help="budget per month (UTC)")
-    parser.add_argument("--requests-per-minute", metavar="N", type=int, help="limit of requests per minute")
+    parser.add_argument("--budget-usd-day", metavar="USD", type=amount, help="budget per day (UTC)")
+    parser.add_argument("--budget-usd-month", metavar="USD", type=amount, help="budget per month (UTC)")
+    parser.add_argument("--requests-per-minute", metavar="N", type=number, help="limit of requests per minute")
     parser.add_argument(
-        "--uncached-tokens-per-minute", metavar="N", type=int, help="limit of prompt tokens per minute, without cached tokens"
+        "--uncached-tokens-per-minute",
+        metavar="N",
+        type=number,
+        help="limit of prompt tokens per minute, without cached tokens",
     )
-    parser.add_argument("--priority", metavar="N", type=int, help="highest priority of its requests (default: 0)")
+    parser.add_argument("--priority", metavar="N", type=number, help="highest priority of its requests (default: 0)")
     parser.add_argument(
         "--expires", metavar="TIME", dest="expires_at", help="expiry: a date, or a date and time (default: never)"
     )
@@ -102,21 +133,35 @@ def run(options: argparse.Namespace) -> int:
     return status
 
 
-def _create(options: argparse.Namespace) -> int:
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings that are given. Raises ConfigError."""
     from gateway.features.keys.record import KeySettings
-    from gateway.features.keys.secret import digest_of, new_id, new_key
 
-    raw = {name: value for name in KeySettings.__struct_fields__ if (value := getattr(options, name)) is not None}
+    named = {name: getattr(options, name, None) for name in KeySettings.__struct_fields__}
+    raw = {name: value for name, value in named.items() if value is not None}
     for name in ("models", "pools"):
-        if name in raw:
+        if name in raw and raw[name] != _NONE:
             raw[name] = [each.strip() for each in raw[name].split(",") if each.strip()]
             if not raw[name]:  # probably an unset shell variable: an empty list must not allow everything
                 raise ConfigError(f"--{name}: at least one name is expected; leave it out to allow all")
     if raw.get("expires_at") == "":
         raise ConfigError("--expires: a time is expected; leave it out for a key that does not expire")
-    settings, url = convert(KeySettings, raw), _url(options, os.environ)
+    return raw
+
+
+def _require_future(options: argparse.Namespace, settings: KeySettings) -> None:
+    """Raises ConfigError."""
     if settings.expires_at and unix_time(settings.expires_at) <= time.time():
         raise ConfigError(f"--expires: {options.expires_at} is in the past")
+
+
+def _create(options: argparse.Namespace) -> int:
+    from gateway.features.keys.record import KeySettings
+    from gateway.features.keys.secret import digest_of, new_id, new_key
+
+    raw = _settings(options)
+    settings, url = convert(KeySettings, raw), _url(options, os.environ)
+    _require_future(options, settings)
     if url.startswith("/"):
         id_ = new_id()
         secret = new_key(id_)
@@ -139,14 +184,34 @@ def _create(options: argparse.Namespace) -> int:
     return 0
 
 
-def _list(options: argparse.Namespace) -> int:
-    keys = _all(_url(options, os.environ))
-    if options.json:
-        print(json.dumps([key.shown() for key in keys], indent=2))
+def _update(options: argparse.Namespace) -> int:
+    from gateway.features.keys.record import KeySettings, changed
+
+    changes = {name: None if value == _NONE else value for name, value in _settings(options).items()}
+    if not changes:
+        raise ConfigError("at least one setting is expected, such as --budget-usd-day 20: see `warmroute keys update --help`")
+    if changes.get("expires_at"):
+        _require_future(options, convert(KeySettings, {"tenant": "-", "expires_at": changes["expires_at"]}))
+    url = _url(options, os.environ)
+    if url.startswith("/"):
+        settings = to_builtins(changed(_one(url, options.id), changes).settings)
+        (digest, _), *_ = _one(url, options.id).digests
+        print(f"warmroute: put this in the place of the entry {options.id} in {escaped(url)}:", file=sys.stderr)
+        print(f"- {json.dumps({'id': options.id, 'sha256': digest.hex(), **settings})}", file=sys.stderr)
         return 0
-    from gateway.commands.tables import print_table, text
+    key = _with_store(url, lambda store: store.update(options.id, changes))
+    print(f"warmroute: the key {key.id} of {key.settings.tenant} is changed: {', '.join(changes)}", file=sys.stderr)
+    return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    from gateway.commands.tables import number, print_table, text
     from gateway.features.keys.record import stamp
 
+    keys, spent = _all(_url(options, os.environ))
+    if options.json:
+        print(json.dumps([_shown(key, spent) for key in keys], indent=2))
+        return 0
     now = time.time()
 
     def state(key: Key) -> str:
@@ -154,39 +219,76 @@ def _list(options: argparse.Namespace) -> int:
             return f"revoked {stamp(key.revoked_at)}"
         return "expired" if 0 < key.expires_at <= now else "valid"
 
-    columns = [text(name) for name in ("id", "tenant", "name", "models", "state")]
-    print_table(
-        columns,
-        [[key.id, key.settings.tenant, key.settings.name, ", ".join(key.settings.models) or "all", state(key)] for key in keys],
-    )
+    def row(key: Key) -> list[str]:
+        settings = key.settings
+        day, month = spent.get(key.id, (0, 0)) if spent is not None else (None, None)
+        return [
+            *(key.id, settings.tenant, settings.name, ", ".join(settings.models) or "all"),
+            *(_of_budget(day, settings.budget_usd_day), _of_budget(month, settings.budget_usd_month), state(key)),
+        ]
+
+    names = [text(name) for name in ("id", "tenant", "name", "models")]
+    print_table([*names, number("USD today"), number("USD month"), text("state")], [row(key) for key in keys])
     return 0
 
 
-def _all(url: str) -> list[Key]:
-    """Raises StoreFailed, ConfigError."""
+def _of_budget(spent: int | None, budget: float | None) -> str:
+    """spent: picodollars; None: not known."""
+    from gateway.accounting.money import dollars
+
+    amount = "-" if spent is None else f"{dollars(spent):.2f}"
+    return amount if budget is None else f"{amount} of {budget:g}"
+
+
+def _shown(key: Key, spent: Spending | None) -> dict[str, Any]:
+    """The key as JSON. spent: None if it is not known."""
+    from gateway.accounting.money import dollars
+
+    day, month = spent.get(key.id, (0, 0)) if spent is not None else (None, None)
+    sums = {"day": day, "month": month}
+    return {**key.shown(), "spent_usd": {name: None if sum_ is None else dollars(sum_) for name, sum_ in sums.items()}}
+
+
+def _all(url: str) -> tuple[list[Key], Spending | None]:
+    """The keys, and the spending of each today (UTC) and this month; None if they are in a file. Raises StoreFailed,
+    ConfigError.
+    """
     if url.startswith("/"):
         from gateway.features.keys.file import read_keys
 
-        return read_keys(Path(url))
+        return read_keys(Path(url)), None
 
-    async def listed(store: KeyStore) -> list[Key]:
+    async def listed(store: KeyStore) -> tuple[list[Key], Spending]:
+        from gateway.features.keys.limits.calendar import Calendar
+
         found: list[Key] = []
         more = True
         while more:
             part, more = await store.list_page(found[-1].id if found else "", _LISTED)
             found += part
-        return found
+        return found, await store.spent_by_key(Calendar().moment(0.0, time.time()).day)
 
     return _read_store(url, listed)
+
+
+def _one(url: str, id_: str) -> Key:
+    """Raises StoreFailed, ConfigError, KeyNotFoundError."""
+    from gateway.features.keys.record import no_key
+
+    for key in _all(url)[0]:
+        if key.id == id_:
+            return key
+    raise no_key(id_)
 
 
 def _show(options: argparse.Namespace) -> int:
     from gateway.features.keys.record import no_key
 
-    keys = {key.id: key for key in _all(_url(options, os.environ))}
-    if options.id not in keys:
+    keys, spent = _all(_url(options, os.environ))
+    found = next((key for key in keys if key.id == options.id), None)
+    if found is None:
         raise no_key(options.id)
-    print(json.dumps(keys[options.id].shown(), indent=2))
+    print(json.dumps(_shown(found, spent), indent=2))
     return 0
 
 

@@ -1,5 +1,5 @@
-"""Operator endpoints that create, list, rotate, credit and revoke keys. Only the answers to a creation and a rotation contain
-the secret.
+"""Operator endpoints that create, list, update, rotate, credit and revoke keys. Only the answers to a creation and a
+rotation contain the secret.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class KeyEndpoints:
         return [
             get("/warmroute/keys", self.list),
             post("/warmroute/keys", self.create),
+            Route(("PATCH",), "/warmroute/keys/{id}", self.update),
             post("/warmroute/keys/{id}/rotate", self.rotate),
             post("/warmroute/keys/{id}/credit", self.credit),
             delete("/warmroute/keys/{id}", self.revoke),
@@ -66,6 +67,15 @@ class KeyEndpoints:
             raise bad_request(str(error)) from error
         key, secret = await self._with_store(lambda store: store.create(settings))
         return _json({"key": secret, **key.shown(), **await self._warning()}, status=201)
+
+    async def update(self, request: HttpRequest) -> Response:
+        """The body has those fields of `record.KeySettings` that change; null removes a limit, a list, a name or the expiry."""
+        body = await self._operator.body(request)
+        try:
+            key = await self._with_store(lambda store: store.update(request.parameters["id"], body))
+        except ConfigError as error:
+            raise bad_request(str(error)) from error
+        return _json({**key.shown(), **await self._warning()})
 
     async def rotate(self, request: HttpRequest) -> Response:
         """Body: {"grace_s"}, for how long the old secret stays valid."""

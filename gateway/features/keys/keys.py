@@ -20,8 +20,9 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from gateway.accounting.money import dollars
 from gateway.cluster.topics import Topics
 from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError
@@ -34,8 +35,8 @@ from gateway.database.steadiness import Steadiness
 from gateway.errors import INSUFFICIENT_QUOTA, GatewayError
 from gateway.features.keys.file import read_keys
 from gateway.features.keys.limits.account import RETAINED_DAYS, KeyLimits, Total, merged
-from gateway.features.keys.limits.calendar import Calendar
-from gateway.features.keys.limits.limiter import Limiter, Moment
+from gateway.features.keys.limits.calendar import Calendar, day_text
+from gateway.features.keys.limits.limiter import Limiter, Moment, NearBudget
 from gateway.features.keys.metrics import KeyMetrics
 from gateway.features.keys.record import Key
 from gateway.features.keys.ring import KeyRing
@@ -54,6 +55,7 @@ POLL_S: Final = 1.0
 ALL_S: Final = 60.0  # between two checks for keys deleted from the database
 REASONS: Final = ("missing", "unknown", "revoked", "expired", "ambiguous", "claims", "issuer")  # why a key or token is refused
 CODES: Final = ("rate_limit_exceeded", INSUFFICIENT_QUOTA)  # error codes of exceeded limits
+PERIODS: Final = ("day", "month")  # of budgets
 _PROCESS_BYTES: Final = 6
 _BEFORE_ALL: Final = (-1, "", "", "")  # cursor before the first spending row; nothing has been read
 _NOTHING_FOUND: Final = (0, "", "", "")  # cursor after a complete read of an empty table
@@ -123,6 +125,8 @@ class Keys:
                 metrics.refused.add((reason,), 0)
             for code in CODES:
                 metrics.limited.add((code,), 0)
+            for period in PERIODS:
+                metrics.near_budget.add((period,), 0)
 
     def join(self, topics: Topics) -> None:
         """Connects to the other processes of this gateway."""
@@ -201,6 +205,36 @@ class Keys:
                 extra = {"lost": dropped} if dropped else {}  # keys whose spending during the outage was dropped
                 log.warning("keys are read again", extra=extra)
         return read
+
+    async def watch_budgets(self) -> None:
+        """Warns of budgets that are nearly spent, until cancelled."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            await self.warn_of_budgets()
+
+    async def warn_of_budgets(self) -> None:
+        """Warns once per key and period: the process that is the first one to say so in the database; without a database, or
+        while it does not answer, the one of the workers whose process id comes first.
+        """
+        moment = self.moment()
+        for near in self.limiter.near_budgets(moment):
+            if await self._warns(near, day_text(moment.day)[: 10 if near.period == "day" else 7]):
+                self._metrics.near_budget.add((near.period,))
+                log.warning("a key has nearly spent its budget", extra=self._near_fields(near))
+
+    async def _warns(self, near: NearBudget, period: str) -> bool:
+        if self._store is not None:
+            try:
+                return await self._store.claim_warning(near.id, period, self.process)
+            except StoreFailed:
+                pass  # `poll` has logged why
+        return all(self.process < other for other in self.siblings)
+
+    def _near_fields(self, near: NearBudget) -> dict[str, Any]:
+        grant = self.ring.grant(near.id)
+        tenant = grant.tenant if grant is not None else near.id.partition(":")[2]  # the id of an issuer's tenant: NAME:TENANT
+        spent, budget = dollars(near.spent), dollars(near.budget)
+        return {"key": near.id, "tenant": tenant, "period": near.period, "spent_usd": spent, "budget_usd": budget}
 
     async def close(self) -> None:
         """Writes the remaining spending and closes the database."""

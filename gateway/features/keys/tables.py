@@ -5,6 +5,8 @@ gets the next revision, so that processes read only changes, independent of cloc
 first, which serializes changes.
 
 A row of `spent` is the total of one process for one key on one day. Only this process writes it. Money is in picodollars.
+
+A row of `warned` says which process has warned of the budget of a key in a period: a day (YYYY-MM-DD) or a month (YYYY-MM).
 """
 
 from __future__ import annotations
@@ -40,5 +42,7 @@ spent: Final = Table(
     *columns.integers("revision", "requests", "tokens", "pico"),
     Index("warmroute_keys_spent_by_revision", "revision"),
 )
+
+warned: Final = Table("warmroute_keys_warned", schema, *columns.keys("key", "period"), *columns.texts("process"))
 
 TABLES: Final = Tables("keys.url", "keys", schema, versions, VERSION)

@@ -6,7 +6,7 @@
       │ ├── it was another request ─────► 422
       └─┴── none, or its runner is silent ► start (`runs.py`), and follow
 
-An answer in the other form waits for the end of the generation.
+An answer in the other form waits for the end of the generation. A stream has signs of life while it waits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gateway.features.prompt_log.log_request import FORMS_BY_PATH, count_refusal
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming.chain import DIGEST, EMPTY, chain_named, head_name
 from gateway.features.prompt_log.once.digest import named_digest
-from gateway.features.prompt_log.once.following import OnceFollowers, id_lines
+from gateway.features.prompt_log.once.following import OnceFollowers, begin_stream, id_lines
 from gateway.features.prompt_log.once.repeating import RepeatedAnswer
 from gateway.features.prompt_log.once.run import OnceRun
 from gateway.features.prompt_log.once.runs import OnceRuns, stopped
@@ -103,6 +103,7 @@ class OnceAnswers:
         record, api = exchange.record, exchange.api
         record.subject.model, record.answer.own = api.model, True
         record.subject.generates = record.subject.metered = False  # the generation has a record of its own
+        self._core.pulses.watch(exchange)
         key = owner(exchange.request, exchange.caller), wishes.once
         digest, until = await self._digest(exchange, wishes), self._core.clock() + self.wait_s
         asked = _TokenRequest(self._runs, key, digest, wishes.ref, wishes.expect, until)
@@ -265,7 +266,7 @@ class OnceAnswers:
             reply = self._core.replies.begin(exchange, 200, answer.plain(), JSON_LINE + lines)
             record.answer.ok = record.answer.complete = True
             return reply
-        reply = self._core.replies.begin(exchange, 200, None, STREAM_LINES + lines)
+        reply = begin_stream(self._core, exchange, 200, STREAM_LINES + lines)
         await self._write(exchange, reply, answer.streamed(usage=not exchange.api.strip_usage))
         return reply
 

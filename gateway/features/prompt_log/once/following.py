@@ -16,6 +16,7 @@ from gateway.features.prompt_log.once.run import OnceRun
 from gateway.features.runs.following import FIRST, Gate, pass_events
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
+from gateway.request.phases.replies import end_with_error
 
 _OF_ONE_CLIENT: Final = (b"x-request-id:", b"access-control-", b"vary:")  # lines of a head
 _OF_OPERATORS: Final = b"x-warmroute-"
@@ -37,10 +38,12 @@ class OnceFollowers:
         if not run.streams:
             return await self._whole(exchange, run, lines)
         record.subject.stream = True
-        reply = self._core.replies.begin(exchange, run.status, None, lines)
+        reply = begin_stream(self._core, exchange, run.status, lines)
         try:
             await self._send(run, reply, strip_usage=exchange.api.strip_usage)
-            record.answer.ok = record.answer.complete = run.complete
+            record.answer.complete, record.answer.ok = run.complete, run.complete and not run.failed
+            if run.failed:
+                record.error = "the generation ended with an error"
         except ClientStalled:
             reply.cut()
             raise
@@ -89,10 +92,26 @@ class OnceFollowers:
         record = exchange.record
         if run.status >= 400:
             record.error = excerpt(body) or f"the generation was answered with {run.status}"
-        reply = self._core.replies.begin(exchange, run.status, body, lines)
+        self._core.pulses.forget(exchange)
+        early = exchange.delivered.reply if exchange.delivered.early else None
+        if early is None:
+            reply = self._core.replies.begin(exchange, run.status, body, lines)
+        else:
+            reply = early
+            self._end(exchange, reply, run.status, body)
         record.answer.complete = True
         record.answer.ok = run.status < 400
         return reply
+
+    def _end(self, exchange: Exchange, reply: ClientReply, status: int, body: bytes) -> None:
+        """Ends a stream that pulses have begun, with an answer of another form. Raises GatewayError."""
+        if status >= 400:
+            end_with_error(exchange, reply, exchange.dialect.replica_error(status, body))
+            return
+        try:
+            reply.end(exchange.dialect.streamed(exchange.api, body))
+        except (TypeError, ValueError):  # TypeError: nested too deeply
+            raise internal_error() from None
 
     def _break_off(self, exchange: Exchange, reply: ClientReply, error: GatewayError) -> None:
         exchange.record.error = error.message
@@ -111,6 +130,14 @@ class OnceFollowers:
             dropped.append(_OF_OPERATORS)
         kept = [line for line in run.lines.split(b"\r\n") if line and not line.lower().startswith(tuple(dropped))]
         return b"".join(line + b"\r\n" for line in kept) + id_lines(exchange)
+
+
+def begin_stream(core: Core, exchange: Exchange, status: int, lines: bytes) -> ClientReply:
+    """Sends the head of a stream, unless pulses have sent one. From then on only the generation has pulses."""
+    core.pulses.forget(exchange)
+    if exchange.delivered.early and exchange.delivered.reply is not None:
+        return exchange.delivered.reply
+    return core.replies.begin(exchange, status, None, lines)
 
 
 def id_lines(exchange: Exchange) -> bytes:

@@ -151,7 +151,7 @@ class ModelCallAttempt:
                 caller = callers.of(self._asked)
             if not self._defined or caller.grant is None:
                 return caller
-            return Caller(caller.tenant, caller.key, caller.session, caller.weak_session, caller.grant.unrestricted())
+            return caller.holding(caller.tenant, caller.key, caller.grant.unrestricted())
         except GatewayError as error:
             if error.status >= 500:  # keys cannot be read now
                 return failure_of(error)
