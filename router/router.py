@@ -35,7 +35,7 @@ from router.learning.evidence import Evidence, Miss
 from router.learning.objects import Objects
 from router.learning.promises import BUSY, GONE, HELD, LEAST_TOKENS, LOST, WAIT_S, Promises
 from router.learning.scales import MAX_SCALES, MAX_UNITS, Scales
-from router.learning.sessions import Sessions
+from router.learning.sessions import Session, Sessions
 from router.load import BookingLedger, Lease
 from router.policies.least_cost import LeastCost
 from router.policies.policy import Policies
@@ -360,9 +360,17 @@ class Router(Owner):
             raise ValueError("no replica to choose from")
         quotes = Quotes(self.trie, self.ledger, prompt, self.units_per_token(prompt.scale), replicas, now)
         quotes.discount(self.rents)
-        if prompt.session_key and (session := self.sessions.find(prompt.session_key)):
-            quotes.expect(self.sessions, session, now - self.trie.ttl_s, self.units_per_token(prompt.scale))
+        if prompt.session_key:
+            sessions = self.sessions
+            if session := sessions.find(prompt.session_key):
+                self._expect(quotes, session, sessions.share(session))
+            elif prompt.parent_key and (parent := sessions.find(prompt.parent_key)):
+                self._expect(quotes, parent, sessions.kin_share)
         return quotes
+
+    def _expect(self, quotes: Quotes, session: Session, share: float) -> None:
+        scale = self.units_per_token(quotes.prompt.scale)
+        quotes.expect(self.sessions, session, share, quotes.now - self.trie.ttl_s, scale)
 
     def _ranked(self, quotes: Quotes) -> tuple[Decision, list[Candidate]]:
         ranking = self._policy.order(quotes.prompt, quotes.candidates(), self._chance)
@@ -559,7 +567,11 @@ class Router(Owner):
         if not booking.unseen:
             self.sessions.matched(prompt.session_key, prompt.units, blocks, prompt.block_units, int(matched))
         elif cached is not None:
-            self.sessions.learn(prompt.session_key, unseen, min(max(0.0, cached - matched), unseen))
+            found = min(max(0.0, cached - matched), unseen)
+            if prompt.parent_key and self.sessions.find(prompt.session_key) is None:
+                self.sessions.kin.learn(unseen, found)
+            else:
+                self.sessions.learn(prompt.session_key, unseen, found)
 
     def _believe(self, booking: Booking, evidence: Evidence, keys: BlockKeys, tokens: int, cached: int, now: float) -> bool:
         """Learn from the engine's reported cached tokens. keys: of the computed blocks. True if it had lost its cache."""

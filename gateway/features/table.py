@@ -43,6 +43,7 @@ NAMES: Final = [
     "discovery",
     "workflows",
     "prompt_log",
+    "adoption",
 ]
 """In the order of installation."""
 

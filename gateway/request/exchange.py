@@ -191,14 +191,15 @@ class AnswerTap:
 
 class PoolBinding:
     """The only pool that may serve a request: no fallback takes it. refusal: makes the error if the request's model leads to
-    another pool.
+    another pool. Not strict: the request goes to this pool first, if the pool is well and the model leads to it.
     """
 
-    __slots__ = ("pool", "refusal")
+    __slots__ = ("pool", "refusal", "strict")
 
-    def __init__(self, pool: str, refusal: Callable[[], GatewayError]) -> None:
+    def __init__(self, pool: str, refusal: Callable[[], GatewayError], *, strict: bool = True) -> None:
         self.pool = pool
         self.refusal = refusal
+        self.strict = strict
 
     def __repr__(self) -> str:
         return f"<PoolBinding to {self.pool}>"
@@ -453,9 +454,7 @@ class Exchange:
 
     def charge(self, size: int) -> None:
         """Charge memory: a piece of a plain answer, a copy of the body. Raises GatewayError without room for it."""
-        lease = self.request.lease
-        if not lease.grow(size):
-            raise over_budget(0, lease.account.largest)
+        self.request.lease.charge(size)
 
     def require_room(self) -> None:
         """Raises GatewayError without room for a large plain answer until the client has read it.

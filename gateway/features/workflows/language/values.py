@@ -13,6 +13,7 @@ import orjson
 from gateway.features.workflows.language.results import StepResult
 
 MAX_VALUE_BYTES: Final = 1 << 20
+MAX_MESSAGES_BYTES: Final = 4 << 20  # of all inputs, and of the messages of a step: a million tokens
 _AROUND: Final = 16  # levels of lists and objects around a value, such as of a run; orjson writes 254 in all
 _STRICT: Final = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 
@@ -22,7 +23,7 @@ class EvaluationError(Exception):
 
 
 class ValueTooLargeError(EvaluationError):
-    """A value of more than MAX_VALUE_BYTES, or nested too deeply."""
+    """A value with too many bytes, or nested too deeply."""
 
 
 def bytes_of(value: object, most: int = MAX_VALUE_BYTES) -> int:
