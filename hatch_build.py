@@ -67,6 +67,7 @@ HOT = (
     "gateway/features/audit/claim.py",
     "gateway/features/audit/evidence.py",
     "gateway/features/audit/sent.py",
+    "gateway/features/deadlines/deadlines.py",
     "gateway/features/diagnostics/diagnoses.py",
     "gateway/features/translation/adaptation/answers.py",
     "gateway/dialects/answer.py",
