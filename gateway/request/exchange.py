@@ -452,9 +452,7 @@ class Exchange:
 
     def charge(self, size: int) -> None:
         """Charge memory: a piece of a plain answer, a copy of the body. Raises GatewayError without room for it."""
-        lease = self.request.lease
-        if not lease.grow(size):
-            raise over_budget(0, lease.account.largest)
+        self.request.lease.charge(size)
 
     def require_room(self) -> None:
         """Raises GatewayError without room for a large plain answer until the client has read it.

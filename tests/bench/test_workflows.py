@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.workflows.__main__ import arguments, line, measured
+from bench.workflows.__main__ import arguments, line, measured, report
 from bench.workflows.programs import Program
 from gateway.features.workflows.language.compiling import compile_document
 from tests.support.tiers import nightly
@@ -61,3 +61,14 @@ async def test_a_conversation_of_a_million_tokens_is_computed_once() -> None:
     assert usage["prompt_tokens"] > 4 * 999_000
     assert 999_000 < usage["computed_tokens"] == found.counters.computed < 1_001_000
     assert usage["computed_tokens"] / usage["least_tokens"] <= 1.05
+
+
+async def test_a_run_that_fails_is_counted_and_left_out() -> None:
+    steps = {"a": {"chat": {"from": "${inputs.messages}", "choices": ["Yes", "No"]}, "yield": "a"}}
+    document = {**PANEL, "steps": steps}
+    options = arguments().parse_args([".", "--runs", "2", "--speed", "100", "--history", "64"])
+    program = Program("panel", "no choice", document, compile_document(document), {"candidate": "Perhaps"}, SIZES)
+    found = await measured(options, program)
+    assert found.failures == {"step a, constraint_unsatisfied": 2}
+    assert line(found) == f"| panel: no choice |{' - |' * 9}"
+    assert "panel: no choice: 2 failed (step a, constraint_unsatisfied)" in report(options, [found])
