@@ -42,6 +42,7 @@ NAMES: Final = [
     "discovery",
     "workflows",
     "prompt_log",
+    "adoption",
 ]
 """In the order of installation."""
 

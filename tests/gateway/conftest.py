@@ -111,15 +111,15 @@ KEEPS_NOTHING: dict[str, Any] = {"state": {"url": "off"}} if "responses" in FEAT
 
 
 def config_over(*replicas: FakeReplica | str | dict[str, Any], **raw: Any) -> Config:
-    """On a free port, and it keeps nothing, unless `raw` says otherwise."""
+    """On a free port, and it keeps nothing, unless `raw` says otherwise. Who leaves and does not come at once is forgotten."""
     listed = [replica.url if isinstance(replica, FakeReplica) else replica for replica in replicas]
     base: dict[str, Any] = {
         "listen": "127.0.0.1:0",
         "health": {"interval_s": 60},
-        "limits": {"drain_timeout_s": 1},
         **KEEPS_NOTHING,
     }
-    return load(None, {**base, "pools": [{"replicas": listed}], **raw}, env={})
+    limits = {"adopt_s": 0.001, **raw.pop("limits", {"drain_timeout_s": 1})}
+    return load(None, {**base, "pools": [{"replicas": listed}], **raw, "limits": limits}, env={})
 
 
 @contextlib.asynccontextmanager

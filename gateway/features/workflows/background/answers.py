@@ -22,7 +22,7 @@ from gateway.database.failures import StoreFailed
 from gateway.errors import GatewayError, bad_request, shutting_down
 from gateway.features.histories.histories import unavailable
 from gateway.features.runs.event_log import EventLog
-from gateway.features.runs.following import FIRST
+from gateway.features.runs.passing import FIRST
 from gateway.features.workflows.background.background_run import BackgroundRun
 from gateway.features.workflows.background.runs import BackgroundRuns
 from gateway.features.workflows.background.stored_run import LIVE, IdempotentRequest, RunKey, StoredRun, unfinished
