@@ -124,7 +124,11 @@ class KeptAnswer(AnswerKeeper):
         return made
 
     def left(self, task: asyncio.Task[None] | None) -> bool:
-        if self._pieces is None or self.exchange is None or (self._whole and not self._unsent):
+        exchange = self.exchange
+        if self._pieces is None or exchange is None or (self._whole and not self._unsent):
+            return False
+        reader = exchange.delivered.reader
+        if reader is not None and reader.done and not reader.holds:  # only the end of the framing is missing
             return False
         return self._all.abandonments.left(self, task)
 

@@ -50,8 +50,8 @@ class DetachedAnswer(PausableSource):
 
     @property
     def failed(self) -> bool:
-        """True if it has ended without a whole answer."""
-        return self._finished and not self.complete
+        """True if it has ended, and is an error or has broken off."""
+        return self._finished and not (self.complete and self.status == 200)
 
     def begin(self, status: int, lines: bytes) -> None:
         """The head of the answer is known."""
