@@ -50,6 +50,7 @@ class ReplicaLoad:
     turn_ended: float = float("-inf")
     answered: float = 0.0  # exponentially decayed count of closed leases; time constant: turn_gap
     answered_at: float = float("-inf")  # time at which the last lease was closed
+    computed_at: float = float("-inf")  # time of the last first token, or good end of an answer with a token
 
     @property
     def waiting(self) -> list[Lease]:
@@ -220,6 +221,7 @@ class Lease:
         """The prompt is prefilled: its tokens are no longer booked."""
         if self.closed or self.decoding:
             return
+        self.load.computed_at = now
         if not self.silent:
             self.prefill_s = now - max(self.sent, self.load.turn_ended)
         self.prefilled(now)

@@ -352,6 +352,7 @@ class Router(Owner):
         if not (outcome.ok and outcome.shown):
             self._take_back(booking, wholly=outcome.ok and doubted)
             return False
+        lease.load.computed_at = now
         keys, whole = self._settle(booking, tokens, now)
         counted = tokens is not None
         if outcome.cached_tokens is None and keys:

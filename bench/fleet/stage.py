@@ -176,8 +176,8 @@ def gateways(
             each.wait()
 
 
-async def ready(urls: Sequence[str], path: str) -> None:
-    async with asyncio.timeout(120), aiohttp.ClientSession() as session:
+async def ready(urls: Sequence[str], path: str, within_s: float = 120.0) -> None:
+    async with asyncio.timeout(within_s), aiohttp.ClientSession() as session:
         for url in urls:
             while True:
                 with contextlib.suppress(aiohttp.ClientError):

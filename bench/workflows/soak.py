@@ -36,6 +36,7 @@ from bench.workflows.programs import prose
 
 RUNS: Final = "/v1/workflows/runs"
 REPLICAS: Final = 3
+START_S: Final = 900.0  # a machine may be busy
 SETTLE_S: Final = 420.0  # events of runs in the background are in memory for 300 s after their end
 SAMPLES: Final = 20  # of memory
 WARM: Final = 0.2  # the share of the runs after which memory is to be flat
@@ -175,7 +176,8 @@ class Crowd:
             async for line in answer.content:
                 if line.startswith(b"data: {"):
                     last = json.loads(line[6:])
-        self._tally.ended(f"{name}, streamed", str(last.get("status", last)))
+        status = str(last.get("status", last)) if answer.status == 200 else str(answer.status)
+        self._tally.ended(f"{name}, streamed", status, begun=answer.status == 200)
 
     async def _left(self) -> None:
         name = self._chance.choice([*KINDS])
@@ -186,7 +188,8 @@ class Crowd:
                 if not lines:
                     break
             answer.close()
-        self._tally.ended("client left", "left" if not lines else "ended before")
+        status = ("ended before" if lines else "left") if answer.status == 200 else str(answer.status)
+        self._tally.ended("client left", status, begun=answer.status == 200)
 
     async def _as_model(self) -> None:
         body = {"model": "workflow:panel", "messages": self._messages(), "stream": True}
@@ -200,7 +203,9 @@ class Crowd:
         async with self._http.post(f"{self._url}/v1/chat/completions", json=body) as answer:
             await answer.content.readany()
             answer.close()
-        self._tally.ended("model, client left", "left")
+        self._tally.ended(
+            "model, client left", "left" if answer.status == 200 else str(answer.status), begun=answer.status == 200
+        )
 
     async def _background(self) -> None:
         name = self._chance.choice(["panel", "hedge", "speculation", "connector"])
@@ -415,8 +420,8 @@ async def soak(options: argparse.Namespace, folder: Path) -> tuple[list[str], li
         gateway = GatewayProcess(port, folder, config)
         try:
             gateway.start()
-            await ready(replicas.urls, "/health")
-            await ready([gateway.url], "/ready")
+            await ready(replicas.urls, "/health", START_S)
+            await ready([gateway.url], "/ready", START_S)
             begun = time.monotonic()
             tally.until = begun + options.minutes * 60
             beside = [
@@ -431,7 +436,7 @@ async def soak(options: argparse.Namespace, folder: Path) -> tuple[list[str], li
             await asyncio.gather(*beside, return_exceptions=True)
             alive = [url for at, url in enumerate(replicas.urls) if replicas.ports[at] in replicas._running]
             await http.close()
-            await ready(alive, "/health")
+            await ready(alive, "/health", START_S)
             async with aiohttp.ClientSession() as asking:
                 rest = await at_rest(asking, gateway.url, alive, folder)
         finally:

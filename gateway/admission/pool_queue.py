@@ -2,7 +2,7 @@
 
     try_admit / wait ──► free slot ───────────────────────────► Permit ── release ──► the slot goes to the next waiter
                     └──► none ──► queued ── next waiter ───────►┘
-                             └──► queue full, or `queue_s` over ──► 429, Retry-After
+                             └──► queue full, or `queue_s` over, or surely not enough ──► 429, Retry-After
 
 A pool has `max_inflight` slots and a queue of `max_queue`. While there are waiters, all slots are taken; so a request that
 finds a free slot overtakes nobody, and most requests cost one comparison. A released slot goes directly to the next waiter
@@ -35,6 +35,7 @@ MAX_PLACE = 100  # in the queue; a place behind it is not counted
 
 QUEUE_FULL, QUEUE_TIMEOUT = "queue_full", "queue_timeout"
 REASONS = (QUEUE_FULL, QUEUE_TIMEOUT)
+OVERLOADED = "overloaded"  # the code of a refusal for a full queue; for the other reason it is its name
 
 _WHOLE = re.compile(r"[-+]?[0-9]{1,3}", re.ASCII)
 
@@ -76,14 +77,16 @@ _Waiter = Waiter[asyncio.Future[Permit | GatewayError]]
 class Place:
     """The place of one request in the queue of a pool, while it waits there."""
 
-    __slots__ = ("_pool", "_waiter")
+    __slots__ = ("_pool", "_until", "_waiter")
 
     def __init__(self) -> None:
         self._pool: Admission | None = None
         self._waiter: _Waiter | None = None
+        self._until = 0.0
 
-    def enter(self, pool: Admission, waiter: _Waiter) -> None:
-        self._pool, self._waiter = pool, waiter
+    def enter(self, pool: Admission, waiter: _Waiter, until: float) -> None:
+        """until: reading of the pool's clock when the wait ends without a slot."""
+        self._pool, self._waiter, self._until = pool, waiter, until
 
     def leave(self) -> None:
         self._pool = self._waiter = None
@@ -94,6 +97,13 @@ class Place:
         """
         pool, waiter = self._pool, self._waiter
         return pool.place_of(waiter) if pool is not None and waiter is not None else None
+
+    def refuse_if_hopeless(self) -> bool:
+        """Refuse the request now, with 429, if its slot is expected after the end of its wait. True: it waits no more, or never
+        did. O(MAX_PLACE).
+        """
+        pool, waiter = self._pool, self._waiter
+        return pool is None or waiter is None or pool.reject_if_hopeless(waiter, self._until)
 
     def __repr__(self) -> str:
         return f"<Place {self.found()}>"
@@ -146,7 +156,7 @@ class Admission:
         self._enqueue(waiter)
         timer = loop.call_later(self._queue_s, self._reject, waiter, QUEUE_TIMEOUT)
         if place is not None:
-            place.enter(self, waiter)
+            place.enter(self, waiter, self._clock() + self._queue_s)
         answer = None
         try:
             answer = await waiter.result
@@ -165,6 +175,15 @@ class Admission:
         place = self._queue.place(waiter, MAX_PLACE)
         known = place > 0 and self._rate.known
         return place, self._rate.seconds_to_next(self._clock()) * place if known else None
+
+    def reject_if_hopeless(self, waiter: _Waiter, until: float) -> bool:
+        """See Place.refuse_if_hopeless. Until a slot has come free, each is expected to take as long as none has, and 1 s."""
+        now = self._clock()
+        place = self._queue.place(waiter, MAX_PLACE) or MAX_PLACE
+        if not waiter.result.done() and now + self._rate.seconds_to_next(now) * place <= until:
+            return False
+        self._reject(waiter, QUEUE_TIMEOUT, "The request would wait too long for a replica")
+        return True
 
     def resize(self, *, max_inflight: int, max_queue: int, queue_s: float) -> None:
         """New bounds. Running requests go on, waiters beyond max_queue are rejected; queue_s applies to later requests."""
@@ -187,6 +206,13 @@ class Admission:
             self._rate.saturated(self._clock())
 
     @property
+    def expected_s(self) -> float | None:
+        """The expected wait of a request that comes now, in seconds. None: it does not wait, or nothing is known."""
+        if not (self._full and self._rate.known):
+            return None
+        return self._rate.seconds_to_next(self._clock()) * (len(self._queue) + 1)
+
+    @property
     def refuses(self) -> bool:
         """True if a request would find neither a slot nor a place in the queue."""
         return self._full and len(self._queue) >= self._max_queue
@@ -200,10 +226,10 @@ class Admission:
             raise self._rejection(QUEUE_FULL)
         self._queue.add(waiter)
 
-    def _reject(self, waiter: _Waiter, reason: str) -> None:
+    def _reject(self, waiter: _Waiter, reason: str, happened: str = "") -> None:
         """Reject a waiter, unless it has just left or been served."""
         if self._queue.remove(waiter) and not waiter.result.done():
-            waiter.result.set_result(self._rejection(reason))
+            waiter.result.set_result(self._rejection(reason, happened))
 
     def _abandon(self, waiter: _Waiter) -> None:
         """Handle a disconnected client: leave the queue, or release the slot received meanwhile."""
@@ -228,16 +254,17 @@ class Admission:
             self.inflight += 1
             waiter.result.set_result(Permit(self))
 
-    def _rejection(self, reason: str) -> GatewayError:
+    def _rejection(self, reason: str, happened: str = "") -> GatewayError:
+        """happened: default: as the reason says."""
         self.refused[reason] += 1
         least, most = RETRY_S
         seconds = math.ceil(min(most, max(least, self._rate.seconds_to_next(self._clock()))))
         state = f"{self.taken} running, {len(self._queue)} waiting"
         if reason == QUEUE_TIMEOUT:
-            what, code = f"The request has waited too long for a replica ({state})", "queue_timeout"
+            what, code = happened or "The request has waited too long for a replica", QUEUE_TIMEOUT
         else:
-            what, code = f"The replicas are overloaded ({state})", "overloaded"
-        return GatewayError(429, code, f"{what}. Retry after {seconds} s.", retry_after_s=seconds)
+            what, code = "The replicas are overloaded", OVERLOADED
+        return GatewayError(429, code, f"{what} ({state}). Retry after {seconds} s.", retry_after_s=seconds)
 
     def check(self) -> None:
         """Raises AssertionError if a slot is free while there are waiters, or the queue exceeds its bound."""

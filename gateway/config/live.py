@@ -18,7 +18,7 @@ class Live:
     The other attributes cache values that every request needs: compiled code reads them directly, but a Struct's by a lookup.
     blocks: block lengths in bytes and in token ids. patience_s: time limit for a client to read. max_body: in bytes. aliases:
     of models, None without any. cors_origins: of web pages that may read answers. keepalive_s: longest silence towards a client
-    that waits for a stream, 0: no limit.
+    that waits for a stream, 0: no limit. logs_clients: their addresses and user agents are recorded.
     """
 
     def __init__(self, config: Config) -> None:
@@ -33,6 +33,7 @@ class Live:
         self.shows_routing: bool = routing.expose_headers == ALL
         self.patience_s: float = config.timeouts.idle_s
         self.keepalive_s: float = config.limits.keepalive_s
+        self.logs_clients: bool = config.log_clients
         self.max_body: int = config.limits.body_mb << 20
         self.timeouts: TimeoutConfig = config.timeouts
         self.cors_origins: frozenset[str] = frozenset(config.cors_origins)

@@ -36,13 +36,14 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.table import Dialects
 from gateway.errors import GatewayError, shutting_down
 from gateway.fleet.directory import Target
 from gateway.request.attempts import Attempts
 from gateway.request.callers import Callers
-from gateway.request.client import REQUEST_ID_HEADER, Caller, ClientReply, ClientRequest, InternalRequest
+from gateway.request.client import REQUEST_ID_HEADER, USER_AGENT, Caller, ClientReply, ClientRequest, InternalRequest
 from gateway.request.delivery import Delivery
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Extensions
@@ -53,7 +54,7 @@ from gateway.request.phases.holding import HoldPhase
 from gateway.request.phases.reading import ReadPhases
 from gateway.request.phases.replies import Replies
 from gateway.request.pulses import Pulses
-from gateway.request.record import new_record, tenant_label
+from gateway.request.record import bounded, new_record, tenant_label
 from gateway.request.running import RunningRequests
 from gateway.upstream.client import ReplicaAnswer
 
@@ -77,6 +78,7 @@ class Lifecycle:
     ending: EndPhase
     replies: Replies
     pulses: Pulses
+    live: Live
     clock: Callable[[], float]
 
     def serve(self, request: ClientRequest) -> Coroutine[Any, Any, ClientReply]:
@@ -101,6 +103,8 @@ class Lifecycle:
             return self.replies.refuse(exchange, error)
         except (asyncio.CancelledError, ConnectionError) as left:
             self.ending.left(exchange, left)
+            if exchange.ended_by is not None:
+                return self.replies.refuse(exchange, exchange.ended_by.again())
             if self.running.over:
                 return self.replies.refuse(exchange, shutting_down())
             raise
@@ -109,6 +113,8 @@ class Lifecycle:
             return self.replies.bug(exchange)
         finally:
             self.pulses.forget(exchange)
+            if exchange.ended_by is not None:
+                task.uncancel()  # it was cancelled for this request; the next one of its connection may go on
             self.ending.settle(exchange, task)
             del task  # else a cancelled task, its error and this frame are a cycle, and the request stays in memory with it
 
@@ -177,6 +183,9 @@ class Lifecycle:
     def _begin(self, request: ClientRequest, begun: float) -> Exchange:
         record = new_record(request.headers.get(REQUEST_ID_HEADER), request.path, begun)
         exchange = Exchange(request, self.dialects.at(request.path), record)
+        if self.live.logs_clients:
+            record.sender.client = request.lease.account.client
+            record.sender.user_agent = bounded(request.headers.get(USER_AGENT) or "")
         for begin in self.extensions.begun:
             begin(exchange)
         return exchange

@@ -10,6 +10,10 @@ stream count as well, its own keep-alives included, and restart the time. Until 
 as without pulses: the queue, attempts, fallback pools. Only its form differs: an error becomes an event (`replies.py`), and an
 answer that is no stream becomes one (`delivery.py`).
 
+A request that waits in a queue gets no head if its slot is expected only after `queue_s`: it gets its 429 now, with
+Retry-After, because official clients repeat a request after a status, and not after an event. If the estimate was too low, it
+is an event.
+
 Clients in `EVENT_COUNTERS` leave a while after the last event, and comments are none: they get no head before the replica's
 first byte, and events as pulses, though the replica may send comments before its first token.
 
@@ -159,6 +163,8 @@ class StreamClient:
             if self.counts_events:
                 self._pulsed_at = now
                 return True
+            if exchange.place is not None and exchange.place.refuse_if_hopeless():
+                return False
             reply = self._replies.begin_early(exchange)
         elif not (self.reads and self._may_follow(reply)):
             return False

@@ -17,6 +17,7 @@ from router import Booking
 
 UNKNOWN: Final = "unknown"
 NO_TENANT: Final = "none"  # tenant in logs and metrics of requests without one
+MAX_CHARS: Final = 200  # of a session and a user agent
 _ID_BYTES: Final = 16
 _UNSAFE: Final = re.compile(r"[^ -~]")
 _SAFE_ID: Final = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
@@ -55,14 +56,23 @@ def tenant_label(tenant: str) -> str:
     return _UNSAFE.sub("?", tenant)[:64] if tenant else NO_TENANT
 
 
+def bounded(text: str) -> str:
+    """A text that a client chose, for logs: at most MAX_CHARS characters, "?" for each that is not printable ASCII."""
+    text = text[:MAX_CHARS]
+    return text if text.isascii() and text.isprintable() else _UNSAFE.sub("?", text)
+
+
 class Sender:
-    """The sender of a request. tenant: bounded text. key: the id of the client's API key, or "". client: the address, for IPv6
-    the network, of a client that was refused for its key.
+    """The sender of a request. tenant, session, user_agent: bounded texts. key: the id of the client's API key, or "". session:
+    the conversation that the request names, or "". client: its address, for IPv6 the network; it and user_agent are "" with
+    `log_clients: false`, but for the address of a client that was refused for its key.
     """
 
     tenant = NO_TENANT
     key = ""
+    session = ""
     client = ""
+    user_agent = ""
 
 
 class Subject:

@@ -406,7 +406,7 @@ class Resumption:
     def _note(self, exchange: Exchange, failure: ReplicaFailure) -> GatewayError:
         """Record that the current replica broke the answer off. Returns the error for the client."""
         replica = exchange.booking.chosen.replica
-        exchange.attempts.add(replica, failure.reason, f"broke off: {failure.message}", self._clock())
+        self._attempts.note(exchange, replica, failure.reason, f"broke off: {failure.message}")
         return self._attempts.broke_off(exchange, failure)
 
     def _end(self, exchange: Exchange, reply: ClientReply, continuation: Continuation, so_far: FinishedAnswer) -> None:

@@ -12,6 +12,7 @@ from gateway.features.keys.metrics import KeyMetrics
 from gateway.features.keys.section import KEYS
 from gateway.features.keys.tokens.fetching import Fetcher
 from gateway.features.keys.tokens.tokens import Tokens
+from gateway.features.keys.usage import OwnUsage
 from gateway.server.operator import Operator
 from gateway.server.routing import Route
 
@@ -20,7 +21,8 @@ def install(core: Core) -> None:
     keys = _keys_of(core) if KEYS.of(core.config).on else None
 
     def endpoints(operator: Operator, _local: LocalControl, control: ControlPlane) -> list[Route]:
-        return KeyEndpoints(keys, operator, control).routes()
+        own = OwnUsage(keys, core.callers).routes() if keys is not None else []
+        return [*KeyEndpoints(keys, operator, control).routes(), *own]
 
     core.endpoints.append(endpoints)
     if keys is None:
@@ -35,12 +37,14 @@ def install(core: Core) -> None:
     core.upstream.strips_keys = True
     core.work.starts.append(keys.begin)
     keys.join(core.topics)
-    core.work.tasks.append(keys.run)
+    core.work.tasks += [keys.run, keys.watch_budgets]
     if (exchange := keys.totals_exchange) is not None:
         core.work.tasks.append(lambda: exchange.run(core.control))
     if keys.tokens is not None:
         core.work.tasks += [issuer.run for issuer in keys.tokens.issuers]
     core.work.closes.append(keys.close)
+    core.work.reloads.append(keys.note_reload)
+    core.keepers.append(keys.keep_action)
     core.put(keys)
 
 

@@ -18,10 +18,12 @@ import importlib
 import itertools
 import logging
 import secrets
+from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from gateway.accounting.money import dollars
 from gateway.cluster.topics import Topics
 from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError
@@ -34,14 +36,15 @@ from gateway.database.steadiness import Steadiness
 from gateway.errors import INSUFFICIENT_QUOTA, GatewayError
 from gateway.features.keys.file import read_keys
 from gateway.features.keys.limits.account import RETAINED_DAYS, KeyLimits, Total, merged
-from gateway.features.keys.limits.calendar import Calendar
-from gateway.features.keys.limits.limiter import Limiter, Moment
+from gateway.features.keys.limits.calendar import Calendar, day_text
+from gateway.features.keys.limits.limiter import Limiter, Moment, NearBudget
 from gateway.features.keys.metrics import KeyMetrics
 from gateway.features.keys.record import Key
 from gateway.features.keys.ring import KeyRing
 from gateway.features.keys.section import KEYS, LEDGER
 from gateway.features.keys.tokens.tokens import Tokens
 from gateway.features.keys.totals_exchange import TotalsExchange
+from gateway.server.actions import OperatorAction
 
 if TYPE_CHECKING:
     from gateway.features.keys.store import KeyStore
@@ -54,11 +57,15 @@ POLL_S: Final = 1.0
 ALL_S: Final = 60.0  # between two checks for keys deleted from the database
 REASONS: Final = ("missing", "unknown", "revoked", "expired", "ambiguous", "claims", "issuer")  # why a key or token is refused
 CODES: Final = ("rate_limit_exceeded", INSUFFICIENT_QUOTA)  # error codes of exceeded limits
+PERIODS: Final = ("day", "month")  # of budgets
 _PROCESS_BYTES: Final = 6
 _BEFORE_ALL: Final = (-1, "", "", "")  # cursor before the first spending row; nothing has been read
 _NOTHING_FOUND: Final = (0, "", "", "")  # cursor after a complete read of an empty table
 KEYS_PER_QUERY: Final = 10  # evicted keys per query; each has up to one row per process and day of the month
 KEYS_PER_TRANSACTION: Final = 500  # keys per transaction, so that a failure loses only the current batch
+
+MAX_ACTIONS: Final = 10_000
+ACTIONS_PER_TRANSACTION: Final = 100
 
 Opener = Callable[[str, Callable[[], float]], Awaitable["KeyStore"]]
 
@@ -114,6 +121,7 @@ class Keys:
         self._spending_cursor = _BEFORE_ALL  # spending of other processes has been read up to this row
         self._cursor_month = -1  # the month of the cursor
         self._steadiness = Steadiness()
+        self._actions = deque[tuple[str, OperatorAction]](maxlen=MAX_ACTIONS)  # of operators, to be written
         self._purge_day = -1  # the last day on which old spending was purged
         self._failing = False
         self._reason = ""  # error of the first read, already logged
@@ -123,6 +131,8 @@ class Keys:
                 metrics.refused.add((reason,), 0)
             for code in CODES:
                 metrics.limited.add((code,), 0)
+            for period in PERIODS:
+                metrics.near_budget.add((period,), 0)
 
     def join(self, topics: Topics) -> None:
         """Connects to the other processes of this gateway."""
@@ -202,6 +212,36 @@ class Keys:
                 log.warning("keys are read again", extra=extra)
         return read
 
+    async def watch_budgets(self) -> None:
+        """Warns of budgets that are nearly spent, until cancelled."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            await self.warn_of_budgets()
+
+    async def warn_of_budgets(self) -> None:
+        """Warns once per key and period: the process that is the first one to say so in the database; without a database, or
+        while it does not answer, the one of the workers whose process id comes first.
+        """
+        moment = self.moment()
+        for near in self.limiter.near_budgets(moment):
+            if await self._warns(near, day_text(moment.day)[: 10 if near.period == "day" else 7]):
+                self._metrics.near_budget.add((near.period,))
+                log.warning("a key has nearly spent its budget", extra=self._near_fields(near))
+
+    async def _warns(self, near: NearBudget, period: str) -> bool:
+        if self._store is not None:
+            try:
+                return await self._store.claim_warning(near.id, period, self.process)
+            except StoreFailed:
+                pass  # `poll` has logged why
+        return all(self.process < other for other in self.siblings)
+
+    def _near_fields(self, near: NearBudget) -> dict[str, Any]:
+        grant = self.ring.grant(near.id)
+        tenant = grant.tenant if grant is not None else near.id.partition(":")[2]  # the id of an issuer's tenant: NAME:TENANT
+        spent, budget = dollars(near.spent), dollars(near.budget)
+        return {"key": near.id, "tenant": tenant, "period": near.period, "spent_usd": spent, "budget_usd": budget}
+
     async def close(self) -> None:
         """Writes the remaining spending and closes the database."""
         if self.tokens is not None:
@@ -213,6 +253,27 @@ class Keys:
                 log.warning("final spending of keys was not written", extra={"reason": str(failure)})
             store, self._store = self._store, None
             await store.close()
+
+    def keep_action(self, action: OperatorAction) -> None:
+        """Stores the action of an operator, if there is a database, within POLL_S. While it does not answer, the latest
+        MAX_ACTIONS wait.
+        """
+        if self._url:
+            self._actions.append((secrets.token_hex(_PROCESS_BYTES), action))
+
+    async def note_reload(self) -> None:
+        """Stores that the configuration was read again: of several workers, the one whose process id comes first."""
+        if all(self.process < other for other in self.siblings):
+            self.keep_action(OperatorAction(self.wall_clock(), "configuration read again", "SIGHUP, or a changed file"))
+
+    async def _write_actions(self) -> None:
+        """Raises StoreFailed."""
+        while self._actions and self._store is not None:
+            kept = list(itertools.islice(self._actions, ACTIONS_PER_TRANSACTION))
+            await self._store.keep_actions(kept)
+            while self._actions and kept and self._actions[0] is kept[0]:
+                self._actions.popleft()
+                kept.pop(0)
 
     # -- keys
 
@@ -275,6 +336,7 @@ class Keys:
         store, moment = self._store, self.moment()
         if store is None:
             return
+        await self._write_actions()
         await self._read_spending(store, moment)
         if self._steadiness.steady(self.wall_clock(), moment.now) and moment.day != self._purge_day:
             self._purge_day = moment.day

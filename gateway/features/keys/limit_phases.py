@@ -116,7 +116,7 @@ class LimitPhases:
 
 
 class LimitSettlement:
-    """Replaces the reservation of a finished request by its actual use."""
+    """Replaces the reservation of a finished request by its actual use. Counts the spending of keys without limits, too."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
@@ -124,6 +124,8 @@ class LimitSettlement:
     def __call__(self, request: SettledRequest) -> None:
         reservation, used, bill = RESERVATION.get(request), request.spent.consumed, request.spent.bill
         if reservation is None:
+            if bill is not None and bill.total and (id_ := request.sender.key):  # a key without limits
+                self._keys.limiter.spend(id_, bill.total, self._keys.moment())
             return
         if reservation.answers:  # of a session, counted one by one
             used = bill = None

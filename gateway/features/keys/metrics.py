@@ -25,6 +25,11 @@ class KeyMetrics:
             " that does not fit), issuer (its keys cannot be read).",
             "reason",
         )
+        self.near_budget = make.counter(
+            "keys_near_budget_total",
+            "Times that a key has spent 80 % of its budget of a day or a month; once in each.",
+            "period",
+        )
         self.limited = make.counter(
             "keys_limited_total",
             "Requests over a limit of their key: rate_limit_exceeded (per minute, or a budget that is reserved),"

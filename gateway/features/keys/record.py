@@ -6,16 +6,17 @@ Every text is bounded in length and limited to characters that are safe in logs,
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct, field, json
 from msgspec.structs import asdict, replace
 
 from gateway.config.addresses import shown
 from gateway.config.hints import EXPECTED, READ
 from gateway.config.kinds import Dollars, Positive, unix_time
+from gateway.config.parse import ConfigError, Problem, convert
 from gateway.features.keys.grant import Grant
 from gateway.features.keys.limits.account import Day, KeyLimits
 from gateway.features.keys.limits.calendar import day_of_text
@@ -23,6 +24,7 @@ from gateway.features.keys.ring import MAX_KEYS
 from gateway.features.keys.secret import DIGEST, ID
 from gateway.features.keys.section import MAX_GRANTED, Granted, GrantedPool, OidcConfig
 from gateway.request.record import NO_TENANT
+from gateway.server.actions import OperatorAction
 
 MAX_CREDITS: Final = 62  # days
 MAX_GRACE_S: Final = 30 * 86_400.0  # longest validity of an old secret after a rotation
@@ -194,8 +196,29 @@ def credited(key: Key, day: str, usd: float) -> Key:
     return replace(key, credits=tuple(sorted(raised.items())[-MAX_CREDITS:]))
 
 
+def changed(key: Key, changes: Mapping[str, Any]) -> Key:
+    """The key with other settings. changes: by the names of KeySettings; None removes a limit, a list, a name or the expiry.
+    Raises KeyRefusedError for a revoked key, ConfigError for settings that are wrong.
+    """
+    if key.revoked_at:
+        raise KeyRefusedError(f"The key {key.id} was revoked: make a new one.")
+    if not changes:
+        raise ConfigError("at least one setting is expected")
+    tenant = key.settings.tenant
+    if changes.get("tenant", tenant) != tenant:
+        raise ConfigError(Problem(("tenant",), "the tenant of a key is fixed: make a key for the other tenant"))
+    raw = {**json.decode(json.encode(key.settings)), **changes}
+    return replace(key, settings=convert(KeySettings, {name: value for name, value in raw.items() if value is not None}))
+
+
 def _pico(amount: float | None) -> int:
     return max(1, round(amount * DOLLAR)) if amount else 0
+
+
+def shown_action(action: OperatorAction) -> dict[str, Any]:
+    """The action of an operator as JSON."""
+    details = json.decode(action.details) if action.details.endswith("}") else action.details  # a long one was cut
+    return {"at": stamp(action.at), "time": action.at, **action.shown(), "details": details or None}
 
 
 def stamp(seconds: float) -> str | None:

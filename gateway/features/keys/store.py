@@ -5,7 +5,8 @@ Revoked and expired keys remain for RETENTION_S, so that their holders get a spe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -17,11 +18,13 @@ from gateway.database.database import Database
 from gateway.database.driver import SQLITE, insert_each
 from gateway.features.keys.limits.account import Day, Total
 from gateway.features.keys.limits.calendar import day_of_text, day_text
-from gateway.features.keys.record import MAX_GRACE_S, Key, KeyRefusedError, KeySettings, credited, no_key
+from gateway.features.keys.record import MAX_GRACE_S, Key, KeyRefusedError, KeySettings, changed, credited, no_key
 from gateway.features.keys.ring import MAX_KEYS
 from gateway.features.keys.secret import digest_of, new_id, new_key
-from gateway.features.keys.tables import TABLES, keys, revisions, spent
+from gateway.features.keys.tables import TABLES, actions, keys, revisions, spent, warned
+from gateway.server.actions import OperatorAction
 
+_ACTION: Final = ("at", "action", "by", "client", "agent", "status", "details")
 OPERATION_S: Final = 5.0
 KEYS_PER_READ: Final = 1000
 SPENDING_ROWS_PER_READ: Final = 5000  # about 20 ms of the event loop
@@ -112,6 +115,17 @@ class KeyStore:
 
         return await self._database.write(work)
 
+    async def update(self, id_: str, changes: Mapping[str, Any]) -> Key:
+        """Changes the settings of a key: see `record.changed`. Raises StoreFailed, KeyNotFoundError, KeyRefusedError,
+        ConfigError.
+        """
+
+        def work(connection: Connection) -> Key:
+            _next_revision(connection)
+            return _save(connection, changed(_get(connection, id_), changes))
+
+        return await self._database.write(work)
+
     async def find(self, id_: str) -> Key:
         """Raises StoreFailed, KeyNotFoundError."""
         return await self._database.read(lambda connection: _get(connection, id_))
@@ -169,6 +183,58 @@ class KeyStore:
         rows = await self._database.read(lambda connection: connection.execute(query).all())
         return _by_process(rows)
 
+    async def spent_by_key(self, today: Day) -> dict[str, tuple[int, int]]:
+        """The spending of each key today, and this month: picodollars of all processes. O(rows of the month). Raises
+        StoreFailed.
+        """
+        month, text = today // 31 * 31, day_text(today)
+        columns = spent.c.key, spent.c.day, spent.c.pico
+        query = select(*columns).where(spent.c.day.between(day_text(month), day_text(month + 30)))
+
+        def work(connection: Connection) -> dict[str, tuple[int, int]]:
+            sums = dict[str, tuple[int, int]]()
+            for key, day, pico in connection.execute(query):
+                of_day, of_month = sums.get(key, (0, 0))
+                sums[key] = of_day + (pico if day == text else 0), of_month + pico
+            return sums
+
+        return await self._database.read(work)
+
+    async def claim_warning(self, id_: str, period: str, process: str) -> bool:
+        """True if this process is the first one to warn of the budget of a key in this period. Raises StoreFailed."""
+
+        def work(connection: Connection) -> bool:
+            _next_revision(connection)
+            row = warned.c.key == id_, warned.c.period == period
+            if (by := connection.execute(select(warned.c.process).where(*row)).scalar()) is not None:
+                return bool(by == process)  # by this process: a retried transaction had succeeded
+            connection.execute(insert(warned).values(key=id_, period=period, process=process))
+            return True
+
+        return await self._database.write(work)
+
+    # -- actions of operators
+
+    async def keep_actions(self, kept: Sequence[tuple[str, OperatorAction]]) -> None:
+        """kept: actions with their ids. Raises StoreFailed."""
+        rows = [{"id": id_, **{name: getattr(action, name) for name in _ACTION}} for id_, action in kept]
+
+        def work(connection: Connection) -> None:
+            query = select(actions.c.id).where(actions.c.id.in_([id_ for id_, _ in kept]))
+            known = set(connection.execute(query).scalars())  # not empty if a retried transaction had succeeded
+            if missing := [row for row in rows if row["id"] not in known]:
+                connection.execute(insert(actions), missing)
+
+        await self._database.write(work)
+
+    async def latest_actions(self, limit: int, before: float = math.inf) -> list[OperatorAction]:
+        """The latest actions before this time (Unix seconds), the latest first. Raises StoreFailed."""
+        query = select(actions).order_by(actions.c.at.desc(), actions.c.id).limit(limit)
+        if before != math.inf:
+            query = query.where(actions.c.at < before)
+        rows = await self._database.read(lambda connection: connection.execute(query).all())
+        return [OperatorAction(**{name: getattr(row, name) for name in _ACTION}) for row in rows]
+
     async def revision(self) -> int:
         """The latest revision. If it is smaller than an earlier one, the database was replaced or restored from a backup.
         Raises StoreFailed.
@@ -176,9 +242,20 @@ class KeyStore:
         return await self._database.read(_revision)
 
     async def purge_spending(self, before: Day) -> None:
-        """Raises StoreFailed."""
-        statement = delete(spent).where(spent.c.day < day_text(before))
-        await self._database.write(lambda connection: connection.execute(statement) and None)
+        """Deletes the spending of earlier days, the warnings of earlier days and months, and actions older than RETENTION_S.
+        Raises StoreFailed.
+        """
+        statements = [
+            delete(spent).where(spent.c.day < day_text(before)),
+            delete(warned).where(warned.c.period < day_text(before)),
+            delete(actions).where(actions.c.at < self._now() - RETENTION_S),
+        ]
+
+        def work(connection: Connection) -> None:
+            for statement in statements:
+                connection.execute(statement)
+
+        await self._database.write(work)
 
     async def close(self) -> None:
         await self._database.close()

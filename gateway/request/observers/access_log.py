@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Final
 
 from gateway.accounting.consumed import CACHED, TOKENS, Consumption
 from gateway.accounting.money import dollars
+from gateway.admission.pool_queue import OVERLOADED, QUEUE_TIMEOUT
 from gateway.request.record import SettledRequest
 from gateway.telemetry.request_log import RequestLog
+
+OVERLOADS: Final = frozenset([OVERLOADED, QUEUE_TIMEOUT])  # codes of 429 that are no client's fault
 
 
 class AccessLog:
@@ -19,12 +22,19 @@ class AccessLog:
 
     def __call__(self, request: SettledRequest) -> None:
         broken = request.status < 400 and request.error  # an error after the status was sent
-        level = logging.WARNING if broken or request.status >= 500 else logging.INFO
-        line = _line(request)
-        if request.sender.key:
-            line["key"] = request.sender.key
-        if request.sender.client:
-            line["client"] = request.sender.client
+        ours = request.status >= 500 or request.code in OVERLOADS
+        line, sender = _line(request), request.sender
+        if request.code:
+            line["code"] = request.code
+        if sender.key:
+            line["key"] = sender.key
+        if sender.session:
+            line["session"] = sender.session
+        if sender.client:
+            line["client"] = sender.client
+        if sender.user_agent:
+            line["user_agent"] = sender.user_agent
+        level = logging.WARNING if broken or ours else logging.INFO
         self._requests.write(level, line)
 
 

@@ -20,7 +20,7 @@ from gateway.request.exchange import Exchange
 from gateway.request.notes import PARSE, RECEIVE
 from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.phases.scopes import scope_of
-from gateway.request.record import tenant_label
+from gateway.request.record import bounded, tenant_label
 from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
 
 _MODELS_PATH: Final = "/v1/models"
@@ -139,5 +139,7 @@ def _describe(exchange: Exchange) -> None:
     """Copies properties of the parsed request into its record."""
     api, subject = exchange.api, exchange.record.subject
     subject.stream, subject.metered, subject.countable, subject.alias = api.stream, api.metered, api.countable, api.alias
+    if session := exchange.caller.session or api.session:
+        exchange.record.sender.session = bounded(session)
     posts = exchange.request.method == "POST"
     subject.generates = api.metered or (posts and generates(subject.endpoint, has_prompt=api.has_prompt))

@@ -180,6 +180,45 @@ async def test_the_place_of_a_request_is_known_while_it_waits() -> None:
     assert place.found() is None
 
 
+async def test_a_wait_whose_slot_is_expected_too_late_ends_with_a_refusal() -> None:
+    now = 0.0
+    pool, places = Admission(max_inflight=1, max_queue=9, queue_s=60, clock=lambda: now), (Place(), Place())
+    for _ in range(100):  # a slot each 10 s, so the second waits for 20 s
+        held = await pool.wait("a", 0)
+        now += 10.0
+        held.release()
+    held = await pool.wait("a", 0)
+    first, second = (asyncio.create_task(pool.wait("a", 0, place)) for place in places)
+    await eventually(lambda: pool.waiting == 2)
+    now += 30.0
+    assert [place.refuse_if_hopeless() for place in places] == [False, False]
+    now += 15.0
+    assert [place.refuse_if_hopeless() for place in places] == [False, True]
+    with pytest.raises(GatewayError, match=r"would wait too long for a replica \(1 running, 1 waiting\)") as refused:
+        await second
+    assert (refused.value.status, refused.value.code) == (429, "queue_timeout")
+    assert refused.value.retry_after_s
+    held.release()
+    assert places[0].refuse_if_hopeless(), "it has just got its slot, and waits no more"
+    (await first).release()
+    assert (pool.inflight, pool.waiting, pool.refused["queue_timeout"]) == (0, 0, 1)
+
+
+async def test_a_wait_of_unknown_length_is_taken_for_as_long_as_nothing_has_come_free() -> None:
+    now = 0.0
+    pool, place = Admission(max_inflight=1, max_queue=999, queue_s=30, clock=lambda: now), Place()
+    held = await pool.wait("a", 0)
+    waits = asyncio.create_task(pool.wait("a", 0, place))
+    await eventually(lambda: pool.waiting == 1)
+    now = 14.0
+    assert not place.refuse_if_hopeless()
+    now = 15.0
+    assert place.refuse_if_hopeless()
+    with pytest.raises(GatewayError, match="would wait too long"):
+        await waits
+    held.release()
+
+
 async def test_a_place_far_behind_is_not_counted() -> None:
     pool, place = Admission(max_inflight=1, max_queue=999, queue_s=60), Place()
     held = await pool.wait("a", 0)
@@ -188,6 +227,11 @@ async def test_a_place_far_behind_is_not_counted() -> None:
     waits = asyncio.create_task(pool.wait("a", 0, place))
     await eventually(lambda: pool.waiting == MAX_PLACE + 1)
     assert place.found() == (0, None)
+    assert place.refuse_if_hopeless(), "a slot a second is too slow for a place behind 100"
+    with pytest.raises(GatewayError, match="would wait too long"):
+        await waits
+    waits = asyncio.create_task(pool.wait("a", 0, place))
+    await eventually(lambda: pool.waiting == MAX_PLACE + 1)
     held.release()
     (await others[0]).release()
     assert place.found() is not None

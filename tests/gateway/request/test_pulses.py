@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
@@ -13,6 +14,7 @@ import anthropic
 import openai
 import pytest
 
+from gateway.admission.pool_queue import MAX_PLACE, Admission
 from gateway.dialects.table import DIALECTS
 from gateway.request.pulses import AT_ONCE, EVENT_COUNTERS, ordinal
 from tests.gateway.cluster.test_reload import reload
@@ -272,11 +274,16 @@ async def test_a_full_context_after_the_head_is_said_in_the_words_of_the_client(
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_an_error_of_the_gateway_after_the_head_is_an_event(path: str, request_lines: Lines) -> None:
-    """The time in the queue is over: 429."""
+    """The time in the queue is over, though slots have come free quickly before: 429."""
     held, go = asyncio.Event(), asyncio.Event()
     async with FakeReplica([once(held, answers())]) as replica:
-        pools = [{"replicas": [replica.url], "max_inflight": 1, "queue_s": 0.3}]
+        pools = [{"replicas": [replica.url], "max_inflight": 1, "queue_s": 1}]
         async with running(replica, pools=pools, **OFTEN) as run:
+            admission = run.gateway.fleet.target("m").admission
+            for _ in range(100):
+                permit = admission.try_admit()
+                assert permit
+                permit.release()
             first = asyncio.create_task(run.post())
             await eventually(lambda: replica.requests)
             found = await told(run, path, go)
@@ -288,6 +295,61 @@ async def test_an_error_of_the_gateway_after_the_head_is_an_event(path: str, req
     assert path == MESSAGES or (error["code"], error["status"]) == ("queue_timeout", 429)
     line = request_lines()[0]
     assert (line["status"], line["stream"], "waited too long" in line["error"]) == (429, True, True)
+
+
+@contextlib.asynccontextmanager
+async def crowded(run: Running) -> AsyncIterator[Admission]:
+    """So many wait in the pool's queue that nobody behind them gets a slot in the 60 s of `queue_s`."""
+    pool = run.gateway.fleet.target("m").admission
+    others = [asyncio.create_task(pool.wait("none", 0)) for _ in range(MAX_PLACE)]
+    await eventually(lambda: pool.waiting == MAX_PLACE)
+    try:
+        yield pool
+    finally:
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_hopeless_wait_is_refused_in_the_head(path: str, request_lines: Lines) -> None:
+    """Instead of the first pulse."""
+    held = asyncio.Event()
+    async with FakeReplica([once(held, answers())]) as replica:
+        pools = [{"replicas": [replica.url], "max_inflight": 1, "queue_s": 60}]
+        async with running(replica, pools=pools, **OFTEN) as run:
+            first = asyncio.create_task(run.post())
+            await eventually(lambda: replica.requests)
+            async with crowded(run), run.session.post(run.url + path, json=BODIES[path]) as answer:
+                assert (answer.status, int(answer.headers["Retry-After"]) >= 2) == (429, True)
+                assert answer.headers["Server-Timing"].startswith("queue;dur=")
+                assert "would wait too long" in (await answer.json())["error"]["message"]
+            held.set()
+            await first
+    line = request_lines()[0]
+    assert (line["status"], "pulses" in line) == (429, False)
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+async def test_official_clients_repeat_what_is_refused_in_the_head(path: str) -> None:
+    """They wait as Retry-After says, and have the answer at the second attempt. After an event they would repeat nothing."""
+    held, body = asyncio.Event(), {name: value for name, value in BODIES[path].items() if name != "stream"}
+    async with FakeReplica([once(held, answers()), events(*STREAMS[path])]) as replica:
+        pools = [{"replicas": [replica.url], "max_inflight": 1, "queue_s": 60}]
+        async with running(replica, pools=pools, **OFTEN) as run:
+            first = asyncio.create_task(run.post())
+            await eventually(lambda: replica.requests)
+            sdk: Any = (anthropic.AsyncAnthropic if path == MESSAGES else openai.AsyncOpenAI)(
+                base_url=run.url if path == MESSAGES else run.url + "/v1", api_key="k", max_retries=1
+            )
+            async with sdk as client:
+                api = client.messages if path == MESSAGES else client.chat.completions
+                async with crowded(run) as pool:
+                    asked = asyncio.ensure_future(api.create(**body, stream=True))
+                    await eventually(lambda: pool.refused["queue_timeout"])
+                held.set()
+                await first
+                assert [each async for each in await asked]
 
 
 async def test_a_time_limit_ends_a_stream_with_pulses(request_lines: Lines) -> None:

@@ -22,7 +22,7 @@ FLOOD: Final = 300  # names of each kind: more than there may be tenants
 # Labels whose values are a table's, an operator's, or folded into classes.
 OF_OURS: Final = {
     *("cache", "code", "compiled", "endpoint", "finding", "kind", "policy", "pool", "python", "reason"),
-    *("replica", "result", "source", "status", "to", "version", "what", "workflow"),
+    *("replica", "period", "result", "source", "status", "to", "version", "what", "workflow"),
 }
 
 
@@ -71,7 +71,8 @@ async def test_a_flood_of_tenants_models_endpoints_and_replicas_answers_has_few_
 
         async def flood(begin: int) -> None:
             for number in range(begin, begin + FLOOD):
-                await run.post(headers={"x-tenant-id": f"t-{number}"})
+                named = {"User-Agent": f"agent-{number}", "Session-Id": f"s-{number}"}
+                await run.post(headers={"x-tenant-id": f"t-{number}", **named})
                 await run.post({**BODY, "model": f"m-{number}"})
                 await run.post(BODY, f"/v1/{number}")
 

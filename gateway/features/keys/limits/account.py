@@ -107,6 +107,8 @@ class KeyAccount:
         "tokens",
         "unsent",
         "unwritten",
+        "warned_day",
+        "warned_month",
     )
 
     def __init__(self, id_: str, limits: KeyLimits) -> None:
@@ -122,6 +124,8 @@ class KeyAccount:
             0
         ] * GUARDED_EXCHANGES  # picodollars reserved since the last exchange, in the interval before it, and so on
         self.open = 0  # open reservations
+        self.warned_day: Day = -1  # the last day, and the last month, whose budget was reported as nearly spent
+        self.warned_month = -1
         self.output = 0.0  # tokens of the longest recent answer, fading
         self.requests = Rate(limits.requests) if limits.requests else None
         self.tokens = Rate(limits.tokens) if limits.tokens else None

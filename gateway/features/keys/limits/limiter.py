@@ -27,7 +27,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.errors import INSUFFICIENT_QUOTA, GatewayError
 from gateway.features.keys.limits.account import Day, KeyAccount, KeyLimits, SpentTotals, Total
@@ -36,6 +36,8 @@ DAY_S: Final = 86_400
 MAX_ACCOUNTS: Final = 200_000  # keys with limits; the least recently used are evicted
 MAX_RETRY_S: Final = DAY_S
 MIN_OUTPUT: Final = 1024  # tokens reserved for an answer, at least
+WARNED_SHARE: Final = 0.8  # of a budget
+UNLIMITED: Final = KeyLimits()
 _OUTPUT_DECAY: Final = 0.9  # factor on the length of the longest recent answer, per answer
 
 
@@ -97,6 +99,15 @@ class Reservation:
                 self._limiter.uncount_request(self.account, moment.now)
 
 
+class NearBudget(NamedTuple):
+    """A key that has spent most of a budget. period: "day" or "month". spent, budget: picodollars."""
+
+    id: str
+    period: str
+    spent: int
+    budget: int
+
+
 class Limiter:
     """The limiter of one process. processes: number of processes that share the budgets; 1: `changes` is not called. limits_of:
     the limits of a key that was not used here. persistent: a database stores the totals, by `unwritten` and `unread`.
@@ -116,6 +127,7 @@ class Limiter:
         self._limits_of = limits_of
         self._recent: list[KeyAccount] = []  # accounts with a nonzero `admitted`
         self._accounts: OrderedDict[str, KeyAccount] = OrderedDict()
+        self._spending: dict[str, KeyAccount] = {}  # accounts with a budget that have spent since the last look at them
         self._changed: dict[str, KeyAccount] = {}
         self._unwritten: dict[str, KeyAccount] = {}
         self.max_accounts = max_accounts
@@ -195,7 +207,32 @@ class Limiter:
         account = reservation.account
         self._set_reserved(reservation, tokens, 0, moment.now)
         account.spend(moment.day, money)
+        self._watch(account)
         account.output = max(float(output), account.output * _OUTPUT_DECAY)
+
+    def spend(self, id_: str, money: int, moment: Moment) -> None:
+        """Counts the spending of a key without limits. O(1)."""
+        account = self._accounts.get(id_) or self._pending_account(id_) or self._insert_new(KeyAccount(id_, UNLIMITED))
+        self._accounts.move_to_end(id_)
+        account.spend(moment.day, money)
+        self._mark_changed(account)
+
+    def near_budgets(self, moment: Moment) -> list[NearBudget]:
+        """The keys that have spent WARNED_SHARE of a budget, each once per day and once per month. O(accounts that have spent
+        since the last call).
+        """
+        spending, self._spending = self._spending, {}
+        found = list[NearBudget]()
+        for account in spending.values():
+            limits, day, month = self._limits_of(account.id) or UNLIMITED, moment.day, moment.day // 31
+            if limits.day and account.warned_day != day and account.spent(day) >= WARNED_SHARE * limits.of_day(day):
+                account.warned_day = day
+                found.append(NearBudget(account.id, "day", account.spent(day), limits.of_day(day)))
+            spent, budget = account.spent_in_month(day), limits.of_month(day)
+            if limits.month and account.warned_month != month and spent >= WARNED_SHARE * budget:
+                account.warned_month = month
+                found.append(NearBudget(account.id, "month", spent, budget))
+        return found
 
     def uncount_request(self, account: KeyAccount, now: float) -> None:
         """Reverts the request counted by `enter`."""
@@ -211,6 +248,11 @@ class Limiter:
         account.own.reserved += money - reservation.money
         reservation.tokens, reservation.money = tokens, money
         self._mark_changed(account)
+
+    def _watch(self, account: KeyAccount) -> None:
+        """Has `near_budgets` look at the account."""
+        if account.limits.day or account.limits.month:
+            self._spending[account.id] = account
 
     def _mark_changed(self, account: KeyAccount) -> None:
         """Queues the totals of the account for the other processes and the database."""
@@ -340,6 +382,7 @@ class Limiter:
                 account.set_process_reserved(known, max(0, reserved))
             for day, amount in days:
                 account.add_process_spending(known, day, amount)
+            self._watch(account)
 
     def _merge_rates(self, account: KeyAccount, known: SpentTotals, requests: int, tokens: int, now: float | None) -> None:
         """now: None: the difference is not counted in the rates."""

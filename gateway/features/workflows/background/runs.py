@@ -32,7 +32,7 @@ from gateway.features.runs.places import RunPlaces
 from gateway.features.runs.runs import Runs
 from gateway.features.runs.watching import WatchedRuns
 from gateway.features.workflows.background.background_run import BackgroundRun
-from gateway.features.workflows.background.journal import StoredRunJournal
+from gateway.features.workflows.background.journal import RETRY_S, StoredRunJournal
 from gateway.features.workflows.background.stored_run import (
     CALLED,
     EVENTS_SHIFT,
@@ -223,13 +223,12 @@ class BackgroundRuns:
             self._recent.end(one.run)
 
     async def _is_deleted(self, one: BackgroundRun) -> bool:
-        """True if a released run goes on nowhere."""
-        if self._goes_down() or self._store is None:
-            return False
-        try:
-            return await self._store.get(*one.key) is None
-        except StoreError:
-            return False
+        """True if a released run goes on nowhere. Waits for the store."""
+        while not self._goes_down() and self._store is not None:
+            with contextlib.suppress(StoreError):
+                return await self._store.get(*one.key) is None
+            await asyncio.sleep(RETRY_S)
+        return False
 
     def _ended(self, one: BackgroundRun) -> None:
         del self._runs[one.key]

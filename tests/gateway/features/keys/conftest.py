@@ -34,3 +34,9 @@ async def made(run: Running, **settings: Any) -> tuple[str, str]:
 
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
+
+
+async def asked(run: Running, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    """(status, parsed answer) of an operator's request."""
+    async with run.session.request(method, f"{run.admin_url}{path}", json=body) as answer:
+        return answer.status, await answer.json(content_type=None)

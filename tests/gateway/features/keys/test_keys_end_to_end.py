@@ -56,10 +56,10 @@ async def test_a_key_lets_in_and_its_tenant_counts(
         assert key.rpartition("-")[2].encode() not in (tmp_path / "keys.sqlite").read_bytes()
 
 
-async def test_the_log_has_the_address_of_whoever_was_refused(
+async def test_the_log_has_the_address_of_whoever_was_refused_even_if_it_has_no_others(
     tmp_path: Path, request_lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica, prices=PRICES, log_clients=False) as run:
         key = (await made(run, requests_per_minute=1))[1]
         other = (await made(run, models=["other"]))[1]
         statuses = [(await run.post(headers=bearer(each)))[0] for each in (key, key, other, "wr-guess")]

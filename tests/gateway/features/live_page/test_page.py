@@ -21,7 +21,7 @@ from tests.gateway.conftest import running
 from tests.gateway.features.live_page.conftest import converse, fleet, opened
 from tests.support.browser import PHONE, Scheme
 from tests.support.browser import tab as blank
-from tests.support.fakes import FakeReplica, answers, models, status
+from tests.support.fakes import FakeReplica, FakeRequest, answers, http, models, status
 from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 from tests.support.tiers import gate
 
@@ -143,6 +143,43 @@ async def test_a_run_of_a_workflow_is_a_waterfall_of_its_steps(browser: Browser)
         dialog = page.get_by_role("dialog", name="Why this replica")
         await expect(dialog.get_by_role("rowheader", name=scripted.replica.name)).to_be_visible()
         assert await tab.violations() == []
+
+
+@pytest.mark.parametrize("size", [None, PHONE], ids=["desk", "phone"])
+async def test_a_run_with_the_longest_names_and_hostile_replicas_fits(browser: Browser, size: Any) -> None:
+    """Names of workflows and steps are letters, digits, _ and -; names of replicas and error codes of engines are any text."""
+    code, name = "<img src=x onerror=document.title='owned'>\u202e", "<i>replica</i>"
+    long, failing = "s" * 63, "f" * 63
+    hello = {"role": "user", "content": "hello"}
+    item = {"each": {"in": [1], "as": "n", "steps": {long: {"chat": {"append": [hello]}}}, "value": f"${{{long}.text}}"}}
+    steps = {
+        "e" * 63: {**item, "kill": [failing]},
+        "o" * 63: {"chat": {"append": [hello, hello]}, "on_error": "skip", "retry": {"max": 0}},
+        failing: {"chat": {"append": [hello, hello]}, "needs": ["o" * 63]},
+    }
+    body = {"workflow": {"workflow": 1, "name": "w" * 63, "defaults": {"model": "m"}, "steps": steps}}
+    refusal = json.dumps({"error": {"message": code, "code": code, "type": code}}).encode()
+
+    async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        if len(request.json["messages"]) == 1:
+            return await answers()(request, writer)
+        writer.write(http(400, refusal))
+        return None
+
+    async with FakeReplica([behave]) as one:
+        pool = {"replicas": [{"url": one.url, "name": name}]}
+        async with running(pools=[pool]) as run, opened(browser, run, "#runs", size=size) as tab:
+            page = tab.page
+            await expect(page.get_by_text("No runs since this page was opened")).to_be_visible()
+            status, _, found = await run.post(body, "/v1/workflows/runs")
+            assert (status, found["status"]) == (200, "completed"), found
+            await expect(page.get_by_role("row", name="w" * 63)).to_contain_text("completed")
+            line = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name=f"{long}[0]"))
+            await expect(line).to_contain_text(name)
+            assert await page.locator("main img, main script, main i").count() == 0
+            assert "owned" not in await page.title()
+            assert await tab.violations() == []
+            assert await tab.overflow() <= 0
 
 
 async def test_the_list_can_be_filtered_and_paused(browser: Browser) -> None:
@@ -365,6 +402,37 @@ async def test_the_focus_is_back_when_a_dialog_closes(browser: Browser) -> None:
         await button.press("Enter")
         await dialog.get_by_role("button", name="Drain").press("Enter")
         await expect(page.get_by_role("button", name=f"Undrain {name}")).to_be_focused()
+
+
+async def test_the_rate_of_the_last_seconds_is_said(browser: Browser) -> None:
+    async def send() -> None:
+        while True:
+            await converse(runs[0])
+            await asyncio.sleep(0.2)  # fewer than have a row each
+
+    async with fleet() as (runs, _), opened(browser, runs[0], "#requests") as tab:
+        said = tab.page.locator(".toolbar .hint")
+        await expect(said).to_have_text("0/s, all are shown")
+        sending = asyncio.create_task(send())
+        try:
+            await expect(said).to_have_text(re.compile(r"^(?!0/s)[\d.]+/s, all are shown$"))
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+
+async def test_a_drain_of_the_last_replica_that_takes_requests_has_a_warning(browser: Browser) -> None:
+    async with fleet() as (runs, replicas), opened(browser, runs[0], "#replicas") as tab:
+        page, (one, other) = tab.page, replicas
+        dialog = page.get_by_role("dialog")
+        warning = dialog.get_by_text("No other replica of this pool takes requests")
+        await page.get_by_role("button", name=f"Drain {one.name}").click()
+        await expect(dialog).to_be_visible()
+        await expect(warning).to_have_count(0)
+        await dialog.get_by_role("button", name="Drain").click()
+        await expect(page.get_by_role("button", name=f"Undrain {one.name}")).to_be_visible()
+        await page.get_by_role("button", name=f"Drain {other.name}").click()
+        await expect(warning).to_be_visible()
 
 
 async def test_where_no_watcher_is_taken_the_gateways_reason_is_shown(browser: Browser) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 from gateway.app import compose
 from gateway.core import Surroundings
+from gateway.database.failures import StoreFailed
 from gateway.features.runs.beginning import MAX_OWNED
 from gateway.features.runs.event_log import MAX_LOG
 from gateway.features.runs.runs import Runs
@@ -159,6 +162,25 @@ async def test_one_that_is_deleted_while_it_ends_leaves_the_process(tmp_path: Pa
         assert one is not None
         assert await (await background.open()).delete("", id_)
         one.run.cancel()
+        await eventually(lambda: run.gateway[Runs].places.taken == len(background) == 0)
+
+
+async def test_a_deleted_one_is_counted_when_the_store_answers_again(tmp_path: Path) -> None:
+    async with stored_runs(tmp_path, ScriptedAnswer("x", None), holds=True) as (scripted, run):
+        id_ = await begun(run)
+        await eventually(lambda: scripted.held)
+        background = run.gateway[WorkflowEndpoint].api.background
+        one, store = background.find(("", id_)), await background.open()
+        assert one is not None
+        assert await store.delete("", id_)
+        with contextlib.closing(sqlite3.connect(tmp_path / "kept.sqlite", isolation_level=None)) as database:
+            database.execute("ALTER TABLE warmroute_workflow_runs RENAME TO away")
+            one.release()
+            await eventually(lambda: not scripted.held)
+            with pytest.raises(StoreFailed):
+                await store.get("", id_)
+            database.execute("ALTER TABLE away RENAME TO warmroute_workflow_runs")
+        await eventually(lambda: run.gateway.metrics.of(WorkflowsMetrics).runs.values == {("inline", "cancelled"): 1})
         await eventually(lambda: run.gateway[Runs].places.taken == len(background) == 0)
 
 

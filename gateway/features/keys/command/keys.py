@@ -1,4 +1,4 @@
-"""`warmroute keys`: creates, lists, shows, rotates, credits and revokes API keys in the configured database.
+"""`warmroute keys`: creates, lists, shows, updates, rotates, credits and revokes API keys in the configured database.
 
 Running gateways follow within a second or two; none has to run. stdout has only the new key, so that it can be redirected into
 a secret's file (`warmroute keys create ... > key`); messages go to stderr. A key is never an argument, because other users of
@@ -8,34 +8,36 @@ the machine can read arguments.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from msgspec import to_builtins
 
 from gateway.commands.streams import OutputError, escaped, messages_lost
 from gateway.config.kinds import unix_time
-from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError, convert
 from gateway.database.failures import StoreFailed
-from gateway.features.keys.section import KEYS, KeysConfig
-from gateway.features.table import read
+from gateway.features.keys.command.listing import list_actions, list_keys, one_key, show
+from gateway.features.keys.command.store import database, url_of, with_store
 
 if TYPE_CHECKING:
-    from gateway.features.keys.record import Key
+    from gateway.features.keys.record import Key, KeySettings
     from gateway.features.keys.store import KeyStore
 
+    Spending = dict[str, tuple[int, int]]
+
 DESCRIPTION: Final = (
-    "Create, list, show, rotate, credit and revoke API keys in the database of the configuration's `keys.url`. Running gateways"
-    " follow within a second or two. With a file of keys, `create` prints the entry to add to it."
+    "Create, list, show, update, rotate, credit and revoke API keys in the database of the configuration's `keys.url`. Running"
+    " gateways follow within a second or two. With a file of keys, `create` and `update` print the entry for it."
 )
 _GRACE: Final = "24h"
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_LISTED: Final = 1000
+_NONE: Final = "none"  # removes a setting
 
 T = TypeVar("T")
 
@@ -54,16 +56,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         return action
 
     _add_settings(add("create", "create a key and print it to stdout, once", _create))
-    listing = add("list", "list the keys", _list)
-    listing.add_argument("--json", action="store_true", help="print a JSON array")
+    listing = add("list", "list the keys", list_keys)
+    actions_ = add("actions", "list what operators have changed, the latest first", list_actions)
+    for each in (listing, actions_):
+        each.add_argument("--json", action="store_true", help="print a JSON array")
     for name, text, run in (
-        ("show", "show what a key may do, as JSON", _show),
+        ("show", "show what a key may do, as JSON", show),
+        ("update", "change the models, limits, budgets, priority or expiry of a key", _update),
         ("rotate", "make a new secret for a key and print it to stdout, once", _rotate),
         ("credit", "raise today's budget of a key (UTC), and so that of the month", _credit),
         ("revoke", "refuse a key from now on; running requests finish", _revoke),
     ):
         one = add(name, text, run)
         one.add_argument("id", metavar="ID", help="id of the key: the 8 characters after `wr-`")
+        if name == "update":
+            _add_changes(one)
         if name == "credit":
             one.add_argument("usd", metavar="USD", type=float, help="amount")
         if name == "rotate":
@@ -73,18 +80,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tenant", required=True, help="tenant that owns the key")
+    _add_changeable(parser, lambda kind: kind)
+
+
+def _add_changes(parser: argparse.ArgumentParser) -> None:
+    """The settings that an update may change; omitted ones stay."""
+    parser.epilog = f"Settings that are left out stay. '{_NONE}' removes a limit, a list, a name or the expiry."
+
+    def or_none(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+        def read(text: str) -> Any:
+            return _NONE if text == _NONE else kind(text)
+
+        read.__name__ = kind.__name__  # argparse has it in its errors
+        return read
+
+    _add_changeable(parser, or_none)
+
+
+def _add_changeable(parser: argparse.ArgumentParser, read: Callable[[Callable[[str], Any]], Callable[[str], Any]]) -> None:
+    """read: makes the reader of an argument from that of its value."""
+    amount, number = read(float), read(int)
     parser.add_argument("--name", help="name to show in lists")
     parser.add_argument(
         "--models", metavar="NAME[,NAME...]", help="models that the key may use; a name may end with a star (default: all)"
     )
     parser.add_argument("--pools", metavar="NAME[,NAME...]", help="pools that the key may use (default: all)")
-    parser.add_argument("--budget-usd-day", metavar="USD", type=float, help="budget per day (UTC)")
-    parser.add_argument("--budget-usd-month", metavar="USD", type=float, help="budget per month (UTC)")
-    parser.add_argument("--requests-per-minute", metavar="N", type=int, help="limit of requests per minute")
+    parser.add_argument("--budget-usd-day", metavar="USD", type=amount, help="budget per day (UTC)")
+    parser.add_argument("--budget-usd-month", metavar="USD", type=amount, help="budget per month (UTC)")
+    parser.add_argument("--requests-per-minute", metavar="N", type=number, help="limit of requests per minute")
     parser.add_argument(
-        "--uncached-tokens-per-minute", metavar="N", type=int, help="limit of prompt tokens per minute, without cached tokens"
+        "--uncached-tokens-per-minute",
+        metavar="N",
+        type=number,
+        help="limit of prompt tokens per minute, without cached tokens",
     )
-    parser.add_argument("--priority", metavar="N", type=int, help="highest priority of its requests (default: 0)")
+    parser.add_argument("--priority", metavar="N", type=number, help="highest priority of its requests (default: 0)")
     parser.add_argument(
         "--expires", metavar="TIME", dest="expires_at", help="expiry: a date, or a date and time (default: never)"
     )
@@ -102,21 +132,35 @@ def run(options: argparse.Namespace) -> int:
     return status
 
 
-def _create(options: argparse.Namespace) -> int:
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings that are given. Raises ConfigError."""
     from gateway.features.keys.record import KeySettings
-    from gateway.features.keys.secret import digest_of, new_id, new_key
 
-    raw = {name: value for name in KeySettings.__struct_fields__ if (value := getattr(options, name)) is not None}
+    named = {name: getattr(options, name, None) for name in KeySettings.__struct_fields__}
+    raw = {name: value for name, value in named.items() if value is not None}
     for name in ("models", "pools"):
-        if name in raw:
+        if name in raw and raw[name] != _NONE:
             raw[name] = [each.strip() for each in raw[name].split(",") if each.strip()]
             if not raw[name]:  # probably an unset shell variable: an empty list must not allow everything
                 raise ConfigError(f"--{name}: at least one name is expected; leave it out to allow all")
     if raw.get("expires_at") == "":
         raise ConfigError("--expires: a time is expected; leave it out for a key that does not expire")
-    settings, url = convert(KeySettings, raw), _url(options, os.environ)
+    return raw
+
+
+def _require_future(options: argparse.Namespace, settings: KeySettings) -> None:
+    """Raises ConfigError."""
     if settings.expires_at and unix_time(settings.expires_at) <= time.time():
         raise ConfigError(f"--expires: {options.expires_at} is in the past")
+
+
+def _create(options: argparse.Namespace) -> int:
+    from gateway.features.keys.record import KeySettings
+    from gateway.features.keys.secret import digest_of, new_id, new_key
+
+    raw = _settings(options)
+    settings, url = convert(KeySettings, raw), url_of(options, os.environ)
+    _require_future(options, settings)
     if url.startswith("/"):
         id_ = new_id()
         secret = new_key(id_)
@@ -125,7 +169,7 @@ def _create(options: argparse.Namespace) -> int:
         if messages_lost():
             return 1  # the entry was not printed, so the key would be useless
     else:
-        key, secret = _with_store(url, lambda store: store.create(settings), create=True)
+        key, secret = with_store(url, "create", lambda store: store.create(settings), raw, create=True)
         id_ = key.id
         print(f"warmroute: new key {id_} for tenant {settings.tenant}; it is not shown again:", file=sys.stderr)
     try:
@@ -139,54 +183,23 @@ def _create(options: argparse.Namespace) -> int:
     return 0
 
 
-def _list(options: argparse.Namespace) -> int:
-    keys = _all(_url(options, os.environ))
-    if options.json:
-        print(json.dumps([key.shown() for key in keys], indent=2))
-        return 0
-    from gateway.commands.tables import print_table, text
-    from gateway.features.keys.record import stamp
+def _update(options: argparse.Namespace) -> int:
+    from gateway.features.keys.record import KeySettings, changed
 
-    now = time.time()
-
-    def state(key: Key) -> str:
-        if key.revoked_at:
-            return f"revoked {stamp(key.revoked_at)}"
-        return "expired" if 0 < key.expires_at <= now else "valid"
-
-    columns = [text(name) for name in ("id", "tenant", "name", "models", "state")]
-    print_table(
-        columns,
-        [[key.id, key.settings.tenant, key.settings.name, ", ".join(key.settings.models) or "all", state(key)] for key in keys],
-    )
-    return 0
-
-
-def _all(url: str) -> list[Key]:
-    """Raises StoreFailed, ConfigError."""
+    changes = {name: None if value == _NONE else value for name, value in _settings(options).items()}
+    if not changes:
+        raise ConfigError("at least one setting is expected, such as --budget-usd-day 20: see `warmroute keys update --help`")
+    if changes.get("expires_at"):
+        _require_future(options, convert(KeySettings, {"tenant": "-", "expires_at": changes["expires_at"]}))
+    url = url_of(options, os.environ)
     if url.startswith("/"):
-        from gateway.features.keys.file import read_keys
-
-        return read_keys(Path(url))
-
-    async def listed(store: KeyStore) -> list[Key]:
-        found: list[Key] = []
-        more = True
-        while more:
-            part, more = await store.list_page(found[-1].id if found else "", _LISTED)
-            found += part
-        return found
-
-    return _read_store(url, listed)
-
-
-def _show(options: argparse.Namespace) -> int:
-    from gateway.features.keys.record import no_key
-
-    keys = {key.id: key for key in _all(_url(options, os.environ))}
-    if options.id not in keys:
-        raise no_key(options.id)
-    print(json.dumps(keys[options.id].shown(), indent=2))
+        settings = to_builtins(changed(one_key(url, options.id), changes).settings)
+        (digest, _), *_ = one_key(url, options.id).digests
+        print(f"warmroute: put this in the place of the entry {options.id} in {escaped(url)}:", file=sys.stderr)
+        print(f"- {json.dumps({'id': options.id, 'sha256': digest.hex(), **settings})}", file=sys.stderr)
+        return 0
+    key = with_store(url, "update", lambda store: store.update(options.id, changes), changes)
+    print(f"warmroute: the key {key.id} of {key.settings.tenant} is changed: {', '.join(changes)}", file=sys.stderr)
     return 0
 
 
@@ -195,8 +208,8 @@ def _rotate(options: argparse.Namespace) -> int:
         before = await store.find(options.id)
         return before, *(await store.rotate(options.id, options.grace))
 
-    url = _database(options)
-    before, key, secret = _with_store(url, rotated)
+    url = database(options)
+    before, key, secret = with_store(url, "rotate", rotated, {"grace_s": options.grace})
     print(f"warmroute: new secret for the key {key.id}; it is not shown again:", file=sys.stderr)
     try:
         _print_secret(secret)
@@ -219,12 +232,12 @@ def _print_secret(secret: str) -> None:
 def _undo(what: str, done: str, url: str, work: Callable[[KeyStore], Awaitable[object]]) -> None:
     """Undoes the creation of a secret that could not be printed. Raises StoreFailed, KeyNotFoundError, KeyRefusedError."""
     print(f"warmroute: {what}, because it could not be printed", file=sys.stderr)
-    _with_store(url, work)
+    with_store(url, "undo", work, {"reason": what})
     print(f"warmroute: {done}", file=sys.stderr)
 
 
 def _revoke(options: argparse.Namespace) -> int:
-    key = _with_store(_database(options), lambda store: store.revoke(options.id))
+    key = with_store(database(options), "revoke", lambda store: store.revoke(options.id))
     print(f"warmroute: the key {key.id} of {key.settings.tenant} is revoked", file=sys.stderr)
     return 0
 
@@ -233,66 +246,9 @@ def _credit(options: argparse.Namespace) -> int:
     from gateway.features.keys.record import Credit
 
     usd, day = convert(Credit, {"usd": options.usd}).usd, time.strftime("%Y-%m-%d", time.gmtime())
-    key = _with_store(_database(options), lambda store: store.credit(options.id, day, usd))
+    key = with_store(database(options), "credit", lambda store: store.credit(options.id, day, usd), {"usd": usd})
     print(f"warmroute: the budget of the key {key.id} for {day} is raised by {usd:g} USD", file=sys.stderr)
     return 0
-
-
-def _database(options: argparse.Namespace) -> str:
-    """Raises ConfigError."""
-    url = _url(options, os.environ)
-    if url.startswith("/"):
-        raise ConfigError(f"the keys are in a file: change {url}, which gateways read again")
-    return url
-
-
-def _url(options: argparse.Namespace, env: Mapping[str, str]) -> str:
-    """The URL of the database with its path, or the path of the keys file. Raises ConfigError."""
-    from gateway.database.places import with_path
-    from gateway.features.keys.keys import FILE, database_url
-
-    if options.url:
-        url = convert(KeysConfig, {"url": options.url}).url
-        if url == "ledger":
-            raise ConfigError("--url: give the URL of the ledger, or a configuration with --config FILE")
-        if url == OFF:
-            raise ConfigError("--url: keys are off")
-        return with_path(url, FILE)
-    file = str(options.config or env.get("WARMROUTE_CONFIG", ""))
-    if not file:
-        options.parser.error("give the keys with --config FILE or --url URL")
-    config = read(Path(file), {}).config
-    if KEYS.of(config).url == OFF:
-        raise ConfigError("keys.url is off: this gateway has no keys")
-    return KEYS.of(config).url if KEYS.of(config).url.startswith("/") else database_url(config)
-
-
-def _with_store(url: str, work: Callable[[KeyStore], Awaitable[T]], *, create: bool = False) -> T:
-    """Runs work on the store. create: creates the file and the tables if missing. Raises StoreFailed and the exceptions of
-    work.
-    """
-    if not create:
-        _read_store(url, _nothing)  # a typo in the URL must not create an empty database
-    return asyncio.run(_run_on_store(url, work, read_only=False))
-
-
-def _read_store(url: str, work: Callable[[KeyStore], Awaitable[T]]) -> T:
-    """Runs work on the store, read only. Raises StoreFailed, also if there is no database."""
-    return asyncio.run(_run_on_store(url, work, read_only=True))
-
-
-async def _run_on_store(url: str, work: Callable[[KeyStore], Awaitable[T]], *, read_only: bool) -> T:
-    from gateway.features.keys.store import open_key_store
-
-    store = await open_key_store(url, time.time, read_only=read_only)
-    try:
-        return await work(store)
-    finally:
-        await store.close()
-
-
-async def _nothing(_store: KeyStore) -> None:
-    pass
 
 
 def _seconds(text: str) -> float:
