@@ -13,6 +13,7 @@ A feature reads the parts that it needs from the core, and adds to these tables:
     topics                   questions and messages of other processes of the gateway (`cluster/topics.py`)
     control_plane            replaced: executes commands in all processes of the gateway
     endpoints, pages         routes for operators; of the admin listener only
+    keepers                  called with each action of an operator
     sockets                  serves WebSockets
     parts                    objects for other features and tests, by their type: `put`, `part`
 """
@@ -57,6 +58,7 @@ from gateway.request.resumption import Resumption
 from gateway.request.running import RunningRequests
 from gateway.request.settle import Observer, observers_of
 from gateway.server.access import Access
+from gateway.server.actions import Keeper
 from gateway.server.endpoints import Endpoints, Pages, Sockets
 from gateway.telemetry.loop_lag import LoopLag
 from gateway.telemetry.metrics import Metrics
@@ -160,6 +162,7 @@ class Core:
         self.own_models: list[OwnModels] = []
         self.endpoints: list[Endpoints] = []
         self.pages: list[Pages] = []
+        self.keepers: list[Keeper] = []
         self.sockets: Callable[[Core], Sockets] | None = None
         self.members: SourcesOf = around.members or _no_sources
         self._parts: dict[type[Any], Any] = {}

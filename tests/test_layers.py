@@ -56,6 +56,7 @@ TABLE = ("gateway.features.table", "gateway.features.declaring")
 
 # Which feature may use which other one, beside slots and topics.
 USES: Mapping[str, set[str]] = {
+    "adoption": {"runs"},
     "prompt_log": {"histories", "runs", "translation"},
     "responses": {"histories", "runs"},
     "runs": {"histories"},

@@ -100,6 +100,8 @@ class Lifecycle:
             return self.replies.refuse(exchange, error)
         except (asyncio.CancelledError, ConnectionError) as left:
             self.ending.left(exchange, left)
+            if exchange.ended_by is not None:
+                return self.replies.refuse(exchange, exchange.ended_by.again())
             if self.running.over:
                 return self.replies.refuse(exchange, shutting_down())
             raise
@@ -108,6 +110,8 @@ class Lifecycle:
             return self.replies.bug(exchange)
         finally:
             self.pulses.forget(exchange)
+            if exchange.ended_by is not None:
+                task.uncancel()  # it was cancelled for this request; the next one of its connection may go on
             self.ending.settle(exchange, task)
             del task  # else a cancelled task, its error and this frame are a cycle, and the request stays in memory with it
 

@@ -31,6 +31,7 @@ EVENTS = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\ndata: [DO
 
 POOLS = {"pools": [{"replicas": ["http://replica.memory:1"]}]}
 SECTIONS = {
+    "adoption": {"limits": {"adopt_s": 1}},
     "discovery": {"discovery": [{"file": "replicas.yaml"}]},
     "keys": {"keys": {"url": "sqlite"}},
     "ledger": {"ledger": {"url": "sqlite"}},
@@ -42,30 +43,6 @@ SECTIONS = {
     "tracing": {"tracing": {"sample": 1}},
     "workers": {"workers": 2},
     "workflows": {"workflows": {"max_calls": 2}},
-}
-METRICS = {
-    "audit": "replica_finding",
-    "discovery": "discovery_",
-    "fallback_pools": "fallbacks_",
-    "hangs": "replica_hung",
-    "keys": "keys",
-    "ledger": "ledger_",
-    "prompt_log": "prompt_log_",
-    "responses": "responses_",
-    "savings": "policy_",
-    "sharing": "sharing_up",
-    "snapshots": "snapshot",
-    "tracing": "spans_",
-    "workers": "worker_restarts",
-    "workflows": "workflow_",
-}
-COMMANDS = {
-    "doctor": "doctor",
-    "keys": "keys",
-    "ledger": "usage",
-    "prompt_log": "log",
-    "recording": "record",
-    "workflows": "workflow",
 }
 
 

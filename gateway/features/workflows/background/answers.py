@@ -18,11 +18,11 @@ from xxhash import xxh3_128_hexdigest
 
 from gateway.core import Core
 from gateway.database.failures import StoreFailed
-from gateway.errors import GatewayError, bad_request, over_budget, shutting_down
+from gateway.errors import GatewayError, bad_request, shutting_down
 from gateway.features.histories.histories import unavailable
 from gateway.features.runs.asking import event_number, fields_of, require_method
 from gateway.features.runs.event_log import EventLog
-from gateway.features.runs.following import FIRST
+from gateway.features.runs.passing import FIRST
 from gateway.features.workflows.background.background_run import BackgroundRun
 from gateway.features.workflows.background.runs import BackgroundRuns
 from gateway.features.workflows.background.stored_run import LIVE, IdempotentRequest, RunKey, StoredRun, unfinished
@@ -173,8 +173,7 @@ class BackgroundAnswers:
             if not await self._ended_elsewhere(exchange, stored.key, KEEP_ALIVE_S):
                 reply.write(COMMENT)
             stored = await self._stored(stored.key)
-        if not exchange.request.lease.grow(len(stored.result)):
-            raise over_budget(0, exchange.request.lease.account.largest, len(stored.result))
+        exchange.charge(len(stored.result))
         run = orjson.loads(stored.result)
         run.pop("steps", None)
         reply.write(event_bytes(stored.id, stored.sequence, RunEvent(EVENTS[stored.status], run)))

@@ -172,7 +172,6 @@ async def test_it_is_noticed_when_it_generates_again(caplog: pytest.LogCaptureFi
         await eventually(lambda: stage.hung(one) == [False])  # by the running check, without any request
         assert "replica generates again" in caplog.text
         assert (await stage.run.metrics())[f'warmroute_replica_hung{{replica="{one.name}"}}'] == 0
-        await stage.pass_s(11)  # of the slow start
         asked = len(one.requests)
         for number in range(50):
             await stage.stream({**STREAM, "messages": [{"role": "user", "content": f"{number} " * 500}]})
