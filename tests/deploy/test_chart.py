@@ -419,6 +419,7 @@ OTHER_VALUES: Mapping[str, Any] = {
     "ledger": {"url": "sqlite"},
     "keys": {"url": "sqlite"},
     "prompt_log": False,
+    "limits.adopt_s": 9,
     "sharing": {"url": "redis://valkey:6379"},
     "snapshot": {"file": "off"},
     "log_level": "debug",
