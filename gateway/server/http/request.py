@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from io import BytesIO
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl
 
 from gateway.admission.memory import MemoryLease, holding, peak_of
@@ -52,6 +52,7 @@ class HttpRequest(ClientRequest):
     """One request. fields: its headers. parameters: of its route's path (`routing.py`)."""
 
     pulses = True
+    action: dict[str, Any] | None = None  # of an operator: how it was authorized, and what its body asks for
 
     def __init__(self, data: bytes, begun: RequestStart, connection: RequestConnection, lease: MemoryLease) -> None:
         """data: the request's first bytes, none beyond its end; for a chunked body only its head."""
