@@ -34,6 +34,7 @@ HOT = (
     "router/index/paid.py",
     "router/index/tree.py",
     "router/index/trie.py",
+    "router/leading.py",
     "router/learning/allowances.py",
     "router/learning/evidence.py",
     "router/learning/learned.py",
