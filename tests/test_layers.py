@@ -37,6 +37,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("learning",),
         ("index",),
         ("load",),
+        ("leading",),
         ("pricing",),
         ("policies",),
         ("booking", "events"),

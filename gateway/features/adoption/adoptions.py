@@ -22,6 +22,7 @@ from typing import Final
 from gateway.core import Core
 from gateway.errors import CLIENT_LEFT, ClientStalled
 from gateway.features.adoption.identity import Identity, caller_of, identity_of
+from gateway.features.adoption.interrupted import InterruptedPrefills
 from gateway.features.adoption.kept_answer import MAX_KEPT, Abandonments, KeptAnswer, KeptAnswers
 from gateway.features.adoption.metrics import AdoptionMetrics
 from gateway.features.adoption.section import ADOPT_S
@@ -59,8 +60,7 @@ class AbandonedAnswer(DetachedAnswer):
     @property
     def adoptable(self) -> bool:
         """True if a client can get it from its beginning."""
-        failed = self.finished and not (self.complete and self.status == 200)
-        return not (self.given_up or failed or self.log.first)
+        return not (self.given_up or self.failed or self.log.first)
 
 
 def grace_s(adopt_s: float, spent_s: float) -> float:
@@ -79,6 +79,7 @@ class Adoptions(Abandonments):
         self.answers = KeptAnswers(self, most)
         self.logs = Logs(MAX_KEPT, most)
         self.places = RunPlaces(MAX_WAITING, MAX_OWNED)
+        self.interrupted = InterruptedPrefills(core.router)
         self._core = core
         self._followers = AnswerFollowers(core)
         self._metrics = core.metrics.of(AdoptionMetrics)
@@ -134,6 +135,8 @@ class Adoptions(Abandonments):
         if answer.task is None:
             self._forget(answer)
         elif not answer.finished:
+            if answer.record.booking is not None:
+                self.interrupted.add(answer.identity, answer.record.booking, self._core.clock())
             answer.task.cancel("the client left")
 
     def _forget(self, answer: AbandonedAnswer) -> None:

@@ -17,12 +17,14 @@ import pytest
 
 from gateway.admission.memory import Budget
 from gateway.features.adoption.adoptions import Adoptions, grace_s
+from gateway.features.adoption.interrupted import MAX_KNOWN, InterruptedPrefills
 from gateway.features.adoption.kept_answer import STEP, UNCHARGED
 from gateway.features.keys.keys import Keys
 from gateway.features.runs.detached_answer import DetachedAnswer
 from gateway.features.runs.event_log import Logs
 from gateway.features.runs.places import RunPlaces
 from gateway.upstream.client import PausableSource
+from router import Outcome, Prompt, Replica, Router
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.features.keys.conftest import bearer, keyed, made
 from tests.gateway.features.translation.test_translation import chat_only
@@ -335,6 +337,47 @@ async def test_a_grace_of_zero_is_none() -> None:
 def test_a_grace_grows_with_what_was_computed() -> None:
     assert [grace_s(5, spent_s) for spent_s in (0, 100, 300, 550, 10_000)] == [5, 15, 35, 60, 60]
     assert grace_s(120, 1000) == 120
+
+
+async def test_a_request_whose_prefill_was_interrupted_goes_there_again() -> None:
+    """Another prompt of the same size goes to the replica with less work."""
+    never = asyncio.Event()
+    another = body_of(CHAT, stream=False, messages=[{"role": "user", "content": "ho " * 300}])
+    replicas = FakeReplica([once(never, answers())]), FakeReplica([once(never, answers())])
+    async with replicas[0] as one, replicas[1] as two, patient(one, two) as run:
+        data = sent(CHAT, body_of(CHAT, stream=False))
+        await asks_and_leaves(run, data, lambda: one.requests or two.requests)
+        first, second = (one, two) if one.requests else (two, one)
+        first.script = second.script = [answers()]
+        adoptions(run).close()
+        await eventually(lambda: first.gone == 1 and nothing_is_held(run))
+        known = adoptions(run).interrupted._known
+        (identity,) = known
+        known[identity] = known[identity]._replace(computed_s=3600.0)
+        work = run.gateway.router.ledger.open(first.name, 100, 100, run.gateway.clock())
+        assert (await gets(run, sent(CHAT, another)))[0] == 200
+        assert (len(first.requests), len(second.requests)) == (1, 1)
+        assert (await gets(run, data))[0] == 200
+        assert (len(first.requests), len(second.requests), len(known)) == (2, 1, 0)
+        work.close(run.gateway.clock())
+
+
+def test_known_interrupted_prefills_are_bounded() -> None:
+    """In number and in time; none is known of a request whose prefill has ended."""
+    router = Router(policy="cost", ttl_s=1e6, memory_bytes=1 << 20, chance=random.Random(1))
+    router.add(Replica("a"))
+    known = InterruptedPrefills(router)
+    for number in range(MAX_KNOWN + 5):
+        booking = router.choose(Prompt(b"", 100, 16, "m"), ["a"], float(number))
+        known.add(("caller", "/", number, ()), booking, float(number) + 0.5)
+        booking.close(Outcome(False, None, None), float(number) + 0.5)
+    assert len(known) <= MAX_KNOWN
+    assert all(each.until > MAX_KNOWN + 4.5 for each in known._known.values())
+    booking = router.choose(Prompt(b"", 100, 16, "m"), ["a"], 9000.0)
+    booking.first_token(9001.0)
+    before = len(known)
+    known.add(("caller", "/", -1, ()), booking, 9001.0)
+    assert len(known) == before
 
 
 OTHERS: dict[str, tuple[bytes, ...]] = {
