@@ -8,7 +8,8 @@ The end of the time cancels the request's task, as its client would by leaving: 
 router's, for the first token only. They are wrong by chance, so a request is refused only if they are SURE times too long, and
 where the prefill rate of the pool is measured.
 
-Requests of the gateway itself (background runs, steps of workflows) have no deadline: their clients may have left.
+Requests of the gateway itself (background runs, steps of workflows) have no deadline: their clients may have left. Nor have
+sessions (a WebSocket to a replica).
 """
 
 from __future__ import annotations
@@ -72,10 +73,11 @@ class Deadlines:
             metrics.exceeded.add((reason,), 0)
 
     def concerns(self, exchange: Exchange) -> bool:
-        """True if the client has sent one of the headers."""
-        headers = exchange.request.headers
-        named = headers.get(TIMEOUT_HEADER) is not None or headers.get(QUEUE_HEADER) is not None
-        return named and not isinstance(exchange.request, InternalRequest)
+        """True if the client has sent one of the headers, with a request that is no session."""
+        request = exchange.request
+        if request.headers.get(TIMEOUT_HEADER) is None and request.headers.get(QUEUE_HEADER) is None:
+            return False
+        return not (request.upgrades or isinstance(request, InternalRequest))
 
     async def prepare(self, exchange: Exchange) -> None:
         """Begin to count. Raises GatewayError 400 for an invalid time."""

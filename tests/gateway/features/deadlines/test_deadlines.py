@@ -219,5 +219,7 @@ def test_a_request_of_the_gateway_itself_has_none() -> None:
 
             assert deadlines.concerns(exchange_of(asked))
             assert not deadlines.concerns(exchange_of(InternalRequest(asked, "r", reply, asked.lease)))
+            asked.upgrades = True
+            assert not deadlines.concerns(exchange_of(asked)), "nor a session"
 
     asyncio.run(check())
