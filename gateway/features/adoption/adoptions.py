@@ -22,6 +22,7 @@ from typing import Final
 from gateway.core import Core
 from gateway.errors import CLIENT_LEFT, ClientStalled
 from gateway.features.adoption.identity import Identity, caller_of, identity_of
+from gateway.features.adoption.interrupted import InterruptedPrefills
 from gateway.features.adoption.kept_answer import MAX_KEPT, Abandonments, KeptAnswer, KeptAnswers
 from gateway.features.adoption.metrics import AdoptionMetrics
 from gateway.features.adoption.section import ADOPT_S
@@ -46,21 +47,26 @@ class AbandonedAnswer(DetachedAnswer):
     """
 
     def __init__(self, kept: KeptAnswer, exchange: Exchange, task: asyncio.Task[None] | None, logs: Logs, core: Core) -> None:
-        account = exchange.request.lease.account
         self.kept = kept
         self.record = exchange.record
         self.identity: Identity = identity_of(exchange, kept.digest)
-        self.place = caller_of(exchange), account.client
+        self.place = place_of(exchange)
         self.task = task
         self.given_up = False
         self.timer: asyncio.TimerHandle | None = None
-        super().__init__((self.place[0], f"{self.record.id} {id(self):x}"), logs, account.lease(), core.clock)
+        super().__init__(
+            (self.place[0], f"{self.record.id} {id(self):x}"), logs, exchange.request.lease.account.lease(), core.clock
+        )
 
     @property
     def adoptable(self) -> bool:
         """True if a client can get it from its beginning."""
-        failed = self.finished and not (self.complete and self.status == 200)
-        return not (self.given_up or failed or self.log.first)
+        return not (self.given_up or self.failed or self.log.first)
+
+
+def place_of(exchange: Exchange) -> tuple[str, str]:
+    """(owner, address) of its place."""
+    return caller_of(exchange), exchange.request.lease.account.client
 
 
 def grace_s(adopt_s: float, spent_s: float) -> float:
@@ -79,6 +85,7 @@ class Adoptions(Abandonments):
         self.answers = KeptAnswers(self, most)
         self.logs = Logs(MAX_KEPT, most)
         self.places = RunPlaces(MAX_WAITING, MAX_OWNED)
+        self.interrupted = InterruptedPrefills(core.router)
         self._core = core
         self._followers = AnswerFollowers(core)
         self._metrics = core.metrics.of(AdoptionMetrics)
@@ -91,8 +98,7 @@ class Adoptions(Abandonments):
         exchange = kept.exchange
         if exchange is None or self._core.running.draining:
             return False
-        place = caller_of(exchange), exchange.request.lease.account.client
-        if not self.places.admit(*place):
+        if not self.places.admit(*place_of(exchange)):
             return False
         answer = AbandonedAnswer(kept, exchange, task, self.logs, self._core)
         LEFT.set(exchange.record, answer)
@@ -134,6 +140,8 @@ class Adoptions(Abandonments):
         if answer.task is None:
             self._forget(answer)
         elif not answer.finished:
+            if answer.record.booking is not None:
+                self.interrupted.add(answer.identity, answer.record.booking, self._core.clock())
             answer.task.cancel("the client left")
 
     def _forget(self, answer: AbandonedAnswer) -> None:

@@ -78,39 +78,23 @@ class KeptAnswer(AnswerKeeper):
     client has left. followed: another client reads that.
     """
 
-    __slots__ = (
-        "_all",
-        "_charged",
-        "_lease",
-        "_lines",
-        "_pieces",
-        "_reply",
-        "_size",
-        "_source",
-        "_status",
-        "_unsent",
-        "_whole",
-        "detached",
-        "digest",
-        "exchange",
-        "followed",
-    )
+    detached: DetachedAnswer | None = None
+    followed = False
+    _charged = UNCHARGED
+    _lease: MemoryLease | None = None
+    _lines = b""
+    _reply: KeptReply | None = None
+    _size = 0
+    _source: PausableSource | None = None
+    _status = 0
+    _unsent = False
+    _whole = False
 
     def __init__(self, answers: KeptAnswers, exchange: Exchange, digest: int) -> None:
         self.digest = digest
         self.exchange: Exchange | None = exchange
-        self.detached: DetachedAnswer | None = None
-        self.followed = False
         self._all = answers
         self._pieces: list[bytes] | None = []
-        self._size = 0
-        self._charged = UNCHARGED
-        self._lease: MemoryLease | None = None
-        self._reply: KeptReply | None = None
-        self._source: PausableSource | None = None
-        self._status = 0
-        self._lines = b""
-        self._whole = self._unsent = False
 
     @property
     def keeps(self) -> bool:
@@ -124,21 +108,24 @@ class KeptAnswer(AnswerKeeper):
         return made
 
     def left(self, task: asyncio.Task[None] | None) -> bool:
-        if self._pieces is None or self.exchange is None or (self._whole and not self._unsent):
+        exchange = self.exchange
+        if self._pieces is None or exchange is None or (self._whole and not self._unsent):
+            return False
+        reader = exchange.delivered.reader
+        if reader is not None and reader.done and not reader.holds:  # only the end of the framing is missing
             return False
         return self._all.abandonments.left(self, task)
 
     def close(self) -> None:
-        if self._unsent and self.detached is None and self._lost():
+        if self._unsent and self.detached is None and self._reply is not None and self._reply.lost:
             self.left(None)
-        self._drop()
+        self._pieces = None
+        if self._lease is not None:
+            self._release()
         if self.detached is not None:
             self.detached.finish(complete=False)
             self._all.abandonments.ended(self)
         self.exchange = self._reply = self._source = None
-
-    def _lost(self) -> bool:
-        return self._reply is not None and self._reply.lost
 
     def detach(self, detached: DetachedAnswer) -> None:
         """The client has left: the answer goes on in this one."""

@@ -22,12 +22,12 @@ _STREAM: Final = re.compile(rb"(?:^|\r\n)content-type: ?text/event-stream", re.I
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class DetachedAnswer(PausableSource):
+class DetachedAnswer:
     """log_key: of its log. begun: set when the head of its answer is known, or it has ended. status, lines: of the head; 0:
     there is none. streams: it is of a stream. complete: nothing of the answer is missing. stopped: the reason, if it was
     stopped.
 
-    As a source: a follower that does not read pauses the replica, if that is its source (`feed_from`).
+    A follower that does not read pauses the source of the log, if it has one (`feed_from`).
     """
 
     def __init__(self, log_key: Key, logs: Logs, lease: MemoryLease, clock: Callable[[], float]) -> None:
@@ -50,8 +50,8 @@ class DetachedAnswer(PausableSource):
 
     @property
     def failed(self) -> bool:
-        """True if it has ended without a whole answer."""
-        return self._finished and not self.complete
+        """True if it has ended, and is an error or has broken off."""
+        return self._finished and not (self.complete and self.status == 200)
 
     def begin(self, status: int, lines: bytes) -> None:
         """The head of the answer is known."""
@@ -76,6 +76,7 @@ class DetachedAnswer(PausableSource):
             source.pause()
 
     def pause(self) -> None:
+        """Its follower does not read."""
         self._paused = True
         if self._source is not None:
             self._source.pause()

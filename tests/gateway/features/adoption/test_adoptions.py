@@ -16,13 +16,18 @@ from typing import Any
 import pytest
 
 from gateway.admission.memory import Budget
+from gateway.dialects.table import DIALECTS
 from gateway.features.adoption.adoptions import Adoptions, grace_s
-from gateway.features.adoption.kept_answer import STEP, UNCHARGED
+from gateway.features.adoption.interrupted import MAX_KNOWN, InterruptedPrefills
+from gateway.features.adoption.kept_answer import STEP, UNCHARGED, Abandonments, KeptAnswer, KeptAnswers
 from gateway.features.keys.keys import Keys
-from gateway.features.runs.detached_answer import DetachedAnswer
+from gateway.features.runs.detached_answer import DetachedAnswer, FollowerGate
 from gateway.features.runs.event_log import Logs
 from gateway.features.runs.places import RunPlaces
+from gateway.request.exchange import Exchange
+from gateway.request.record import new_record
 from gateway.upstream.client import PausableSource
+from router import Outcome, Prompt, Replica, Router
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.features.keys.conftest import bearer, keyed, made
 from tests.gateway.features.translation.test_translation import chat_only
@@ -43,6 +48,7 @@ from tests.support.fakes import (
     streams,
     writes,
 )
+from tests.support.in_memory import BytesReply, BytesRequest
 
 LONG: dict[str, Any] = {"limits": {"adopt_s": 3600, "drain_timeout_s": 1}}
 BRIEF: dict[str, Any] = {"limits": {"adopt_s": 0.05, "drain_timeout_s": 1}}
@@ -337,6 +343,47 @@ def test_a_grace_grows_with_what_was_computed() -> None:
     assert grace_s(120, 1000) == 120
 
 
+async def test_a_request_whose_prefill_was_interrupted_goes_there_again() -> None:
+    """Another prompt of the same size goes to the replica with less work."""
+    never = asyncio.Event()
+    another = body_of(CHAT, stream=False, messages=[{"role": "user", "content": "ho " * 300}])
+    replicas = FakeReplica([once(never, answers())]), FakeReplica([once(never, answers())])
+    async with replicas[0] as one, replicas[1] as two, patient(one, two) as run:
+        data = sent(CHAT, body_of(CHAT, stream=False))
+        await asks_and_leaves(run, data, lambda: one.requests or two.requests)
+        first, second = (one, two) if one.requests else (two, one)
+        first.script = second.script = [answers()]
+        adoptions(run).close()
+        await eventually(lambda: first.gone == 1 and nothing_is_held(run))
+        known = adoptions(run).interrupted._known
+        (identity,) = known
+        known[identity] = known[identity]._replace(computed_s=3600.0)
+        work = run.gateway.router.ledger.open(first.name, 100, 100, run.gateway.clock())
+        assert (await gets(run, sent(CHAT, another)))[0] == 200
+        assert (len(first.requests), len(second.requests)) == (1, 1)
+        assert (await gets(run, data))[0] == 200
+        assert (len(first.requests), len(second.requests), len(known)) == (2, 1, 0)
+        work.close(run.gateway.clock())
+
+
+def test_known_interrupted_prefills_are_bounded() -> None:
+    """In number and in time; none is known of a request whose prefill has ended."""
+    router = Router(policy="cost", ttl_s=1e6, memory_bytes=1 << 20, chance=random.Random(1))
+    router.add(Replica("a"))
+    known = InterruptedPrefills(router)
+    for number in range(MAX_KNOWN + 5):
+        booking = router.choose(Prompt(b"", 100, 16, "m"), ["a"], float(number))
+        known.add(("caller", "/", number, ()), booking, float(number) + 0.5)
+        booking.close(Outcome(False, None, None), float(number) + 0.5)
+    assert len(known) <= MAX_KNOWN
+    assert all(each.until > MAX_KNOWN + 4.5 for each in known._known.values())
+    booking = router.choose(Prompt(b"", 100, 16, "m"), ["a"], 9000.0)
+    booking.first_token(9001.0)
+    before = len(known)
+    known.add(("caller", "/", -1, ()), booking, 9001.0)
+    assert len(known) == before
+
+
 OTHERS: dict[str, tuple[bytes, ...]] = {
     "key": (b"Authorization: Bearer other",),
     "tenant": (b"X-Tenant-Id: other",),
@@ -438,6 +485,68 @@ async def test_a_shutdown_ends_every_grace() -> None:
         run.gateway.running.drain()
         await eventually(lambda: replica.gone == 1)
         await eventually(lambda: nothing_is_held(run))
+
+
+async def test_a_client_that_leaves_after_the_last_event_has_its_answer() -> None:
+    """Only the end of the framing is missing: the same request gets a new answer."""
+    never = asyncio.Event()
+    async with FakeReplica([events(*STREAMS[CHAT], then=never), answers()]) as replica, patient(replica) as run:
+        async with dial(run) as (reader, writer):
+            writer.write(sent(CHAT, body_of(CHAT)))
+            await reader.readuntil(DONE)
+        await eventually(lambda: replica.gone == 1)
+        assert await abandoned(run) == {}
+
+
+class Left(Abandonments):
+    """Counts clients that leave."""
+
+    count = 0
+
+    def left(self, kept: KeptAnswer, task: asyncio.Task[None] | None) -> bool:
+        self.count += 1
+        return True
+
+
+class UnreadReply(BytesReply):
+    """flowing: the client reads. gone: it has left."""
+
+    flowing = gone = False
+
+    @property
+    def flows(self) -> bool:
+        return self.flowing
+
+    def end(self, last: bytes = b"") -> None:
+        if self.gone:
+            raise ConnectionResetError
+        super().end(last)
+
+
+@pytest.mark.parametrize("flowing", [True, False])
+def test_an_answer_is_received_once_nothing_of_it_waits_in_the_gateway(flowing: bool) -> None:
+    left_, inner = Left(), UnreadReply()
+    kept = KeptAnswer(KeptAnswers(left_, 1 << 20), _exchange(), 1)
+    reply, inner.flowing = kept.reply(inner), flowing
+    reply.begin(200, b"", length=None, first=b"a")
+    reply.end(b"b")
+    assert kept.left(None) is not flowing
+    assert (left_.count, bytes(inner.body)) == (0 if flowing else 1, b"ab")
+
+
+def test_a_client_that_leaves_while_the_end_is_written_has_not_received_it() -> None:
+    """Its connection says so later than the write that fails."""
+    left_, inner = Left(), UnreadReply()
+    kept = KeptAnswer(KeptAnswers(left_, 1 << 20), _exchange(), 1)
+    reply, inner.gone = kept.reply(inner), True
+    reply.begin(200, b"", length=None, first=b"a")
+    reply.end(b"b")
+    kept.close()
+    assert left_.count == 1
+
+
+def _exchange() -> Exchange:
+    return Exchange(BytesRequest(b"{}", CHAT), DIALECTS[CHAT], new_record(None, CHAT, 0.0))
 
 
 # -- bounds
@@ -560,6 +669,11 @@ async def test_a_follower_that_does_not_read_pauses_the_replica() -> None:
     generation.feed_from(second)
     assert second.paused, "of another replica"
     generation.resume()
+    assert not second.paused
+    gate = FollowerGate(generation)
+    gate.pause()
+    assert second.paused
+    gate.resume()
     assert not second.paused
 
 

@@ -115,6 +115,9 @@ async def staged(*engines: FakeReplica, warm: bool = True, **config: Any) -> Asy
     async with contextlib.AsyncExitStack() as stack:
         for engine in engines:
             await stack.enter_async_context(engine)
+        config.setdefault(
+            "limits", {"adopt_s": 0, "drain_timeout_s": 1}
+        )  # else requests outlive their clients, by the set clock
         pools = config.pop("pools", None)
         made = config_over(*engines, **({"pools": pools([engine.url for engine in engines])} if pools else {}), **config)
         gateway = compose(made, LOGGED, Surroundings(clock=clock, late_s=60.0))
