@@ -67,7 +67,7 @@ def usage(connection: Connection, by: Sequence[str], period: Period, most: int =
 def _add_most_expensive(
     found: dict[tuple[str, ...], list[int]], connection: Connection, by: Sequence[str], period: Period, most: int
 ) -> int:
-    """Add the groups of rows. Returns the number of those that are in OTHER."""
+    """Add the groups of rows. Returns the number of groups in OTHER."""
     within = period.since_ms, period.until_ms or LAST_MS + 1
     cost = func.sum(sum((1.0 * rows.c[name] for name in MONEY if name != "saved"), literal_column("0.0")))  # no overflow
     query = _of_rows(by, *within)
