@@ -21,6 +21,7 @@ from gateway.cluster.side_sockets import NO_SIDES, SideSockets
 from gateway.config.schema import Config
 from gateway.core import Core, Surroundings, lifecycle_of
 from gateway.features.table import install_all, new_metrics
+from gateway.server.actions import Actions
 from gateway.server.endpoints import SHUTDOWN_S, ServedParts, clients_runner, side_runner
 from gateway.server.http.accept import Acceptor
 from gateway.server.http.connections import ClientServer
@@ -126,6 +127,7 @@ def _served_of(gateway: Gateway) -> ServedParts:
         pages=gateway.pages,
         sockets=partial(gateway.sockets, gateway) if gateway.sockets is not None else None,
         status=Status(fleet=fleet, running=running, control=control, access=access),
+        actions=Actions(gateway.wall_clock, gateway.keepers),
         running=running,
         memory=gateway.memory,
         connections=gateway.connections,

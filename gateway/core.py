@@ -13,6 +13,7 @@ A feature reads the parts that it needs from the core, and adds to these tables:
     topics                   questions and messages of other processes of the gateway (`cluster/topics.py`)
     control_plane            replaced: executes commands in all processes of the gateway
     endpoints, pages         routes for operators; of the admin listener only
+    keepers                  called with each action of an operator
     sockets                  serves WebSockets
     parts                    objects for other features and tests, by their type: `put`, `part`
 """
@@ -49,6 +50,7 @@ from gateway.request.lifecycle import Lifecycle
 from gateway.request.phases.admitting import AdmitPhase
 from gateway.request.phases.choosing import ChoosePhase
 from gateway.request.phases.ending import EndPhase
+from gateway.request.phases.holding import HoldPhase
 from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.phases.reading import ReadPhases
 from gateway.request.phases.replies import Replies
@@ -57,6 +59,7 @@ from gateway.request.resumption import Resumption
 from gateway.request.running import RunningRequests
 from gateway.request.settle import Observer, observers_of
 from gateway.server.access import Access
+from gateway.server.actions import Keeper
 from gateway.server.endpoints import Endpoints, Pages, Sockets
 from gateway.telemetry.loop_lag import LoopLag
 from gateway.telemetry.metrics import Metrics
@@ -160,6 +163,7 @@ class Core:
         self.own_models: list[OwnModels] = []
         self.endpoints: list[Endpoints] = []
         self.pages: list[Pages] = []
+        self.keepers: list[Keeper] = []
         self.sockets: Callable[[Core], Sockets] | None = None
         self.members: SourcesOf = around.members or _no_sources
         self._parts: dict[type[Any], Any] = {}
@@ -195,6 +199,7 @@ class Core:
 def lifecycle_of(core: Core) -> Lifecycle:
     """The lifecycle of the core with its features."""
     live, clock, metrics, extensions, parsing = core.live, core.clock, core.metrics, core.extensions, core.parsing
+    choosing = ChoosePhase(live, core.fleet, core.router, core.objects, extensions, metrics, clock)
     resumption = Resumption(live=live, attempts=core.attempts, parsing=parsing, metrics=metrics, clock=clock)
     return Lifecycle(
         dialects=core.around.dialects,
@@ -203,7 +208,8 @@ def lifecycle_of(core: Core) -> Lifecycle:
         running=core.running,
         reading=ReadPhases(live, parsing, core.objects, core.callers, core.loops, clock),
         admitting=AdmitPhase(live, core.fleet, extensions, metrics, clock),
-        choosing=ChoosePhase(live, core.fleet, core.router, core.objects, extensions, metrics, clock),
+        choosing=choosing,
+        holding=HoldPhase(choosing, metrics, clock),
         attempts=core.attempts,
         delivery=Delivery(
             live=live,

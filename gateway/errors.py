@@ -21,6 +21,7 @@ NAMED: Final = 20  # models, replicas or pools in a text that lists them, of pos
 INSUFFICIENT_QUOTA: Final = "insufficient_quota"  # a spent budget: 429, but repeating the request is useless
 REPLICA_FAILED: Final = "replica_failed"  # no replica could answer, or complete its answer
 TIMEOUT: Final = "timeout"  # of a replica that is up: 504, but a repetition would take as long
+DEADLINE: Final = "deadline_exceeded"  # of the client: 504, and a repetition would come later still
 _PASSING: Final = frozenset([408, 425, 429])  # errors of the client that a repetition may cure
 _CONFLICT: Final = 409  # likewise, if it says when
 
@@ -80,7 +81,7 @@ class GatewayError(Exception):
     @property
     def permanent(self) -> bool:
         """True if the same request would get the same answer again."""
-        if self.code == TIMEOUT:
+        if self.code in (TIMEOUT, DEADLINE):
             return True
         if self.status == _CONFLICT:
             return self.retry_after_s is None

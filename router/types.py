@@ -107,7 +107,8 @@ class Replica:
 
     capacity_tokens: the size of its KV cache, None if unknown (unbounded here). context_tokens: the longest prompt that it
     accepts, None if unknown. one_conversation: its cache holds only the last request. pool: replicas of one pool are expected
-    to be equally fast.
+    to be equally fast. shares_inflight: it shares a prefix that it is still computing; None: to be learned. slots: a prefix is
+    found when its request has ended, by one request at a time.
     """
 
     name: str
@@ -115,6 +116,8 @@ class Replica:
     context_tokens: int | None = None
     one_conversation: bool = False
     pool: str = ""
+    shares_inflight: bool | None = True
+    slots: bool = False
 
 
 class Cost(NamedTuple):

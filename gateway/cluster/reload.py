@@ -33,7 +33,7 @@ from gateway.config.live import Live
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
 from gateway.config.sections import marked
-from gateway.config.source import ConfigSource
+from gateway.config.source import SECRETS, ConfigSource
 from gateway.fleet.directory import LOGGED, Fleet
 from gateway.telemetry.logs import first_of
 from gateway.telemetry.metrics import Metrics
@@ -155,6 +155,6 @@ def possible(old: Config, new: Config) -> Config:
             fixed[key] = replace(after, **{part: getattr(before, part) for part in parts})
             differ += [f"{key}.{part}" for part in parts if getattr(after, part) != getattr(before, part)]
     if differ:
-        keys = ["WARMROUTE_ADMIN_KEY" if key == "admin_key" else key for key in differ]
+        keys = [SECRETS.get(key, key) for key in differ]
         log.warning("configuration: these changes need a restart", extra={"keys": keys})
     return replace(new, **fixed)

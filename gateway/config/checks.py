@@ -33,6 +33,15 @@ from gateway.errors import first_names
 ALIASES = "model_aliases"
 
 
+def _wrong_keys(values: Mapping[Key, Any]) -> Iterator[Problem]:
+    """Problems of the keys of operators."""
+    admin_key, read_key = values.get(("admin_key",)), values.get(("read_key",))
+    if read_key and not admin_key:
+        yield Problem(("read_key",), "WARMROUTE_READ_KEY needs WARMROUTE_ADMIN_KEY, for those who may change anything")
+    elif read_key and read_key == admin_key:
+        yield Problem(("read_key",), "WARMROUTE_READ_KEY is that of WARMROUTE_ADMIN_KEY: the holder could change everything")
+
+
 def clashes(kind: type[Config], values: Mapping[Key, Any]) -> Iterator[Problem]:
     """All problems. kind: type of the whole file. values: of a file, by key. O(values)."""
     replicas = {key: value for key, value in values.items() if isinstance(value, ReplicaConfig)}
@@ -41,6 +50,7 @@ def clashes(kind: type[Config], values: Mapping[Key, Any]) -> Iterator[Problem]:
         has_admin_key=bool(values.get(("admin_key",))),
         replicas={(*key, "url"): replica.url for key, replica in replicas.items()},
     )
+    yield from _wrong_keys(values)
     if len(replicas) > MAX_REPLICAS:
         yield Problem(("pools",), f"at most {MAX_REPLICAS} replicas are possible, got {len(replicas)}")
     for key, first in repeated((key, replica.name) for key, replica in replicas.items()):

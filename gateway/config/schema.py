@@ -394,6 +394,7 @@ class Config(ConfigSection, frozen=True):
         bool, about("Addresses and user agents of clients are in the log, in the ledger and on the live page.")
     ] = True
     admin_key: Annotated[str, Meta(extra={SECRET: True, FIXED: True})] = ""
+    read_key: Annotated[str, Meta(extra={SECRET: True, FIXED: True})] = ""
 
     def __post_init__(self) -> None:
         """Derive a name for each pool without one from its models."""
@@ -408,7 +409,7 @@ class Config(ConfigSection, frozen=True):
         force_setattr(self, "pools", tuple(named))
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        return [(name, getattr(self, name)) for name in self.__struct_fields__ if name != "admin_key"]
+        return [(name, getattr(self, name)) for name in self.__struct_fields__ if name not in ("admin_key", "read_key")]
 
     def __repr__(self) -> str:
         """Without the secret."""

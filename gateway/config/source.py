@@ -29,7 +29,8 @@ POLL_S = 1.0
 
 T = TypeVar("T")
 
-_VARIABLES: Mapping[str, str] = {"listen": "WARMROUTE_LISTEN", "admin_key": "WARMROUTE_ADMIN_KEY"}
+SECRETS: Final[Mapping[str, str]] = {"admin_key": "WARMROUTE_ADMIN_KEY", "read_key": "WARMROUTE_READ_KEY"}
+_VARIABLES: Mapping[str, str] = {"listen": "WARMROUTE_LISTEN", **SECRETS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,9 @@ def read(
     file = YamlFile(path) if path else None
     raw: dict[str, Any] = dict(file.values) if file else {}
     problems = list(file.problems[:MAX_PROBLEMS]) if file else []
-    if "admin_key" in raw:
-        del raw["admin_key"]
-        secret = Problem(("admin_key",), "a secret does not belong in the file; set WARMROUTE_ADMIN_KEY")
+    for key in SECRETS.keys() & raw.keys():
+        del raw[key]
+        secret = Problem((key,), f"a secret does not belong in the file; set {SECRETS[key]}")
         problems.append(_located(secret, file, ()))
     environment = {key: value for key, name in _VARIABLES.items() if (value := env.get(name))}
     replacing = {**environment, **overrides}

@@ -28,6 +28,7 @@ NAMES: Final = [
     "savings",
     "audit",
     "hangs",
+    "deadlines",
     "snapshots",
     "sharing",
     "workers",
@@ -42,6 +43,7 @@ NAMES: Final = [
     "discovery",
     "workflows",
     "prompt_log",
+    "adoption",
 ]
 """In the order of installation."""
 

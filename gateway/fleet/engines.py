@@ -54,9 +54,9 @@ class EngineProfile:
     counts_cached: its reports of cached tokens are reliable; else they are ignored. pages: it has pages about itself beside its
     models. fragile: it crashes at unexpected requests, and serves one at a time; only these endpoints are used. plain_chat: it
     takes only chat requests of texts, and streams in a form of its own (`translation/adaptation/`). one_conversation: its cache
-    holds only the last request. shares_inflight: prompts that arrive together compute a common prefix once; else each computes
-    it, unless an earlier one has its first token. slots: a prefix is in the slot of an ended request, which the next request
-    takes. choices: it takes `structured_outputs: {choice}`.
+    holds only the last request. shares_inflight: prompts that arrive together compute a common prefix once; False: each
+    computes it, unless an earlier one has its first token; None: it is learned (`router/learning/inflight.py`). slots: a prefix
+    is in the slot of an ended request, which the next request takes. choices: it takes `structured_outputs: {choice}`.
     """
 
     name: str
@@ -81,7 +81,7 @@ class EngineProfile:
     fragile: frozenset[tuple[str, str]] | None = None
     plain_chat: bool = False
     one_conversation: bool = False
-    shares_inflight: bool = False
+    shares_inflight: bool | None = None
     slots: bool = False
     choices: bool = False
 
@@ -300,7 +300,7 @@ OURS = replace(
     name="warmroute",
     owner="warmroute",
     prewarms=True,
-    shares_inflight=False,  # a second prompt computes the first one's last chunk once more
+    shares_inflight=None,  # all but the last chunk; with slots nothing
     silent="`warmroute replica` always reports them; does a proxy in between change its answers?",
     zero="Its cache may be too small for the requests: look at vllm:prefix_cache_hits_total.",
 )
@@ -335,6 +335,7 @@ LLAMACPP = EngineProfile(
     answer_kv=_llamacpp_answer_kv,
     inquiries=("/props",),
     bounded=False,
+    shares_inflight=False,
     slots=True,
     partial=frozenset(["responses"]),  # events without output_index, objects without created_at and model
 )
@@ -347,6 +348,7 @@ TGI = EngineProfile(
     rank="",
     silent="TGI does not report them at all.",
     zero="TGI does not report them at all.",
+    shares_inflight=False,
     lacks=frozenset(["messages", "responses"]),
 )
 
@@ -361,6 +363,7 @@ OLLAMA = EngineProfile(
     zero="Ollama always reports 0.",
     counts_cached=False,
     pages=False,
+    shares_inflight=False,
     slots=True,
 )
 

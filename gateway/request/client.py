@@ -8,6 +8,7 @@ with the rest.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
@@ -169,6 +170,24 @@ class ClientReply:
         """Set the source to be paused while the client does not read: the replica's answer; None: no source."""
 
 
+class AnswerKeeper:
+    """Keeps the answer to a request whose client may leave before its end."""
+
+    __slots__ = ()
+
+    def reply(self, inner: ClientReply) -> ClientReply:
+        """The reply to which the answer is written. inner: to the client."""
+        raise NotImplementedError
+
+    def left(self, task: asyncio.Task[None] | None) -> bool:
+        """The client has left. True: the request goes on without it. task: serves the request."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """The request has ended."""
+        raise NotImplementedError
+
+
 class ClientRequest:
     """One received request.
 
@@ -176,7 +195,8 @@ class ClientRequest:
     share of the memory budget; its account's `client` is the client's address (for IPv6 the network). upgrades: it asks for a
     WebSocket, which the replica may accept: then the reply's `feed_from` is for both directions. recent: a feature's memory of
     earlier requests on this connection, or None. any_form: it asks for a stream, and accepts a plain answer as well. opened_by:
-    for a message, the request that opened its connection. pulses: it may get signs of life before its answer.
+    for a message, the request that opened its connection. pulses: it may get signs of life before its answer. keeper: of a
+    feature, or None; only requests on a connection of their own use it.
     """
 
     pulses = False
@@ -186,6 +206,7 @@ class ClientRequest:
         self.any_form = False
         self.opened_by: ClientRequest | None = None
         self.recent: object | None = None
+        self.keeper: AnswerKeeper | None = None
         self.method = method
         self.path = path
         self.target = target
@@ -196,6 +217,11 @@ class ClientRequest:
     def local(self) -> bool:
         """True if its client is known to be on this machine."""
         return False
+
+    @property
+    def attended(self) -> bool:
+        """True while a connection of its client waits for its answer."""
+        return True
 
     def caller(self) -> Caller:
         """The sender of the request."""
@@ -260,6 +286,10 @@ class InternalRequest(ClientRequest):
     @property
     def complete(self) -> bool:
         return True
+
+    @property
+    def attended(self) -> bool:
+        return False
 
     def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
         return self._answered()

@@ -224,8 +224,8 @@ class Exchange:
     once a replica needed it.
     answers: reads the answer of the current replica: `dialect`, or set by its form (`forms.py`). edited: the editor of that
     answer, or None. assembly: assembles the answer as a value, or None. head_lines: of features, for the head of the answer.
-    binding: of a feature, to one pool, or None. body_size: bytes of the body when a replica was chosen, which is dropped before
-    the answer ends.
+    binding: of a feature, to one pool, or None. ended_by: the error with which a feature has cancelled the request's task, or
+    None. body_size: bytes of the body when a replica was chosen, which is dropped before the answer ends.
     """
 
     __slots__ = (
@@ -243,6 +243,7 @@ class Exchange:
         "delivered",
         "dialect",
         "edited",
+        "ended_by",
         "head_lines",
         "notes",
         "parsed",
@@ -279,6 +280,7 @@ class Exchange:
         self.edited: AnswerEditor | None = None
         self.assembly: AnswerAssembly | None = None
         self.binding: PoolBinding | None = None
+        self.ended_by: GatewayError | None = None
         self._copied = False  # a changed copy of the body is charged
         self._judged: tuple[Usage, Usage | None] | None = None  # the usage as reported, and as far as it is believed
 
@@ -452,9 +454,7 @@ class Exchange:
 
     def charge(self, size: int) -> None:
         """Charge memory: a piece of a plain answer, a copy of the body. Raises GatewayError without room for it."""
-        lease = self.request.lease
-        if not lease.grow(size):
-            raise over_budget(0, lease.account.largest)
+        self.request.lease.charge(size)
 
     def require_room(self) -> None:
         """Raises GatewayError without room for a large plain answer until the client has read it.

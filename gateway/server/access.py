@@ -1,10 +1,11 @@
 """Authorization of operators, who may see replicas, addresses and tenants, and use the operator endpoints.
 
-With an admin key (WARMROUTE_ADMIN_KEY) an operator is a client that sends it. Without one, it is a client on this machine with
-a direct connection. A proxy on this machine connects from the loopback address, too, so a request is not direct if it carries
-a header that proxies add, has a Host other than this machine (a proxy that keeps its client's Host; DNS rebinding of a web
-page's name to 127.0.0.1), uses HTTP/1.0 (nginx before 1.29.7 to its upstreams), or comes from a web page of another origin. A
-proxy that hides all of this looks like a local client: such a setup needs the key.
+With an admin key (WARMROUTE_ADMIN_KEY) an operator is a client that sends it. A client with the read-only key
+(WARMROUTE_READ_KEY) may read at operator endpoints, and is no operator otherwise. Without an admin key, an operator is a client
+on this machine with a direct connection. A proxy on this machine connects from the loopback address, too, so a request is not
+direct if it carries a header that proxies add, has a Host other than this machine (a proxy that keeps its client's Host; DNS
+rebinding of a web page's name to 127.0.0.1), uses HTTP/1.0 (nginx before 1.29.7 to its upstreams), or comes from a web page of
+another origin. A proxy that hides all of this looks like a local client: such a setup needs the key.
 
 Heads are judged once per distinct head (`request_head.RequestHead` is cached), addresses once per connection
 (`connection.ClientConnection.local`).
@@ -46,15 +47,16 @@ _MAX_HOST: Final = 256
 
 
 class Access:
-    """Decides who is an operator (see the module). The admin key is read once at start, `routing.expose_headers` at
+    """Decides who is an operator (see the module). The keys are read once at start, `routing.expose_headers` at
     each use.
     """
 
-    __slots__ = ("_key", "_live")
+    __slots__ = ("_key", "_live", "_read_key")
 
     def __init__(self, live: Live) -> None:
         self._live = live
         self._key = live.config.admin_key.encode("utf-8", "surrogateescape")
+        self._read_key = live.config.read_key.encode("utf-8", "surrogateescape")
 
     @property
     def guarded(self) -> bool:
@@ -69,20 +71,21 @@ class Access:
         """True if the request carries the admin key; False if there is none. bearer: also accept `Authorization: Bearer KEY`,
         which under /v1/ is for the replicas.
         """
-        given = request.headers.get(KEY_HEADER)
-        if given is None and bearer:
-            scheme, _, credentials = (request.headers.get("Authorization") or "").partition(" ")
-            given = credentials if scheme.lower() == "bearer" else None
-        if given is None or not self._key:
-            return False
-        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._key)
+        return _same(_given(request, bearer=bearer), self._key)
 
-    def require_operator(self, request: ClientRequest) -> None:
-        """Check a request to an operator endpoint on the admin listener. Raises GatewayError 401 or 403."""
+    def require_operator(self, request: ClientRequest, *, reads: bool) -> None:
+        """Check a request to an operator endpoint on the admin listener. reads: the read-only key suffices. Raises GatewayError
+        401 or 403.
+        """
         if self.guarded:
-            if not self.shows_key(request, bearer=True):
+            given = _given(request, bearer=True)
+            if _same(given, self._key):
+                return
+            if not _same(given, self._read_key):
                 wanted = f"Send the admin key as 'Authorization: Bearer KEY' or '{KEY_HEADER}: KEY'."
                 raise GatewayError(401, "invalid_admin_key", wanted)
+            if not reads:
+                raise GatewayError(403, "read_only_key", "This key may read only. A change needs WARMROUTE_ADMIN_KEY.")
         elif not self.is_operator(request):
             text = (
                 "Without WARMROUTE_ADMIN_KEY operator endpoints answer direct clients on this machine only, and no web pages."
@@ -92,6 +95,20 @@ class Access:
     def sees_headers(self, request: ClientRequest) -> bool:
         """True if the answer may name its replica and the predicted cached tokens."""
         return self._live.shows_routing or self.is_operator(request)
+
+
+def _given(request: ClientRequest, *, bearer: bool) -> str | None:
+    """The key that a request carries."""
+    given = request.headers.get(KEY_HEADER)
+    if given is None and bearer:
+        scheme, _, credentials = (request.headers.get("Authorization") or "").partition(" ")
+        given = credentials if scheme.lower() == "bearer" else None
+    return given
+
+
+def _same(given: str | None, key: bytes) -> bool:
+    """False if there is no key."""
+    return given is not None and bool(key) and hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key)
 
 
 def is_direct(request: ClientRequest) -> bool:

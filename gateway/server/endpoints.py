@@ -18,6 +18,7 @@ from gateway.request.client import ClientReply, ClientRequest
 from gateway.request.lifecycle import Lifecycle
 from gateway.request.running import RunningRequests
 from gateway.server import cors
+from gateway.server.actions import Actions
 from gateway.server.http.connections import ClientServer
 from gateway.server.http.request import HttpRequest
 from gateway.server.models import Models
@@ -64,6 +65,7 @@ class ServedParts:
     pages: list[Pages]
     sockets: Callable[[], Sockets] | None
     status: Status
+    actions: Actions
     running: RunningRequests
     memory: Budget
     connections: ConnectionLimit
@@ -139,7 +141,7 @@ def _routes(served: ServedParts, routes: Sequence[Route], serves: str, operators
     def write(request: HttpRequest, response: Response) -> ClientReply:
         return _written(served, request, response)
 
-    return Routes(routes, write, nothing_at)
+    return Routes(routes, write, nothing_at, served.actions.acted)
 
 
 def _written(served: ServedParts, request: HttpRequest, response: Response) -> ClientReply:

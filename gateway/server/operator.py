@@ -39,6 +39,7 @@ from gateway.request.extensions import Extensions
 from gateway.request.phases.scopes import prompt_of, scope_of
 from gateway.request.record import SettledRequest
 from gateway.server.access import Access
+from gateway.server.actions import KEY, LOCAL
 from gateway.server.http.request import HttpRequest
 from gateway.server.replica_rows import ReplicaRows
 from gateway.server.routing import Response, Route, delete, get, post
@@ -192,6 +193,8 @@ class Operator:
             raise bad_request(f"The body is not valid JSON: {error}", code="invalid_json") from error
         if not isinstance(body, dict):
             raise bad_request("The body must be a JSON object.")
+        if request.action is not None:
+            request.action["body"] = dict(body)
         return body
 
     async def _raw_body(self, request: ClientRequest) -> bytes:
@@ -204,7 +207,7 @@ class Operator:
         The body is a chat or a completion, recognised by its fields; for another API, its path is in the query. A stored
         history is written out, as for a real request.
         """
-        self.allow(request)
+        self.allow(request, reads=True)
         raw = await self._raw_body(request)
         dialect = self._dialects.known(request.query["path"]) if "path" in request.query else DRY_RUN
         exchange = Exchange(request, dialect, SettledRequest("", request.path, self._clock()))
@@ -254,14 +257,20 @@ class Operator:
             text = "The URL is link-local or a cloud's metadata service: only the configuration may name it."
             raise GatewayError(403, "forbidden_url", text, param="url")
 
-    def allow(self, request: HttpRequest) -> None:
-        """Check the authorization. Raises GatewayError 401 or 403."""
+    def allow(self, request: HttpRequest, *, reads: bool | None = None) -> None:
+        """Check the authorization. reads: the request changes nothing, as the read-only key may; None: as its method says.
+        Another request is an action (`actions.py`). Raises GatewayError 401 or 403.
+        """
         if not (self._access.guarded or request.connection.for_operators):
             text = (
                 "Operator endpoints are not on this port but on the admin listener (admin_listen), or need WARMROUTE_ADMIN_KEY."
             )
             raise GatewayError(403, "forbidden", text)
-        self._access.require_operator(request)
+        if reads is None:
+            reads = request.method in ("GET", "HEAD")
+        self._access.require_operator(request, reads=reads)
+        if not reads:
+            request.action = {"by": KEY if self._access.guarded else LOCAL}
 
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.dialects.openai.errors import error_body
-from gateway.errors import GatewayError, internal_error
+from gateway.errors import CLIENT_LEFT, GatewayError, internal_error
 from gateway.request.client import ClientReply
 from gateway.server.http.request import HttpRequest
 
@@ -62,11 +62,24 @@ def any_method(path: str, handler: Handler) -> Route:
     return Route((), path, handler)
 
 
-class Routes:
-    """The endpoints of one port. nothing_at: makes the error for a path without an endpoint."""
+def _ignored(_request: HttpRequest, _status: int) -> None:
+    """A port without operators has no actions."""
 
-    def __init__(self, routes: Sequence[Route], write: Writer, nothing_at: Callable[[str], GatewayError]) -> None:
+
+class Routes:
+    """The endpoints of one port. nothing_at: makes the error for a path without an endpoint. acted: called with each answer
+    of an operator endpoint that may have changed something, and its status.
+    """
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        write: Writer,
+        nothing_at: Callable[[str], GatewayError],
+        acted: Callable[[HttpRequest, int], None] = _ignored,
+    ) -> None:
         self._write = write
+        self._acted = acted
         self._nothing_at = nothing_at
         self._routes = [(re.compile(_pattern(route.path)), route) for route in routes]
 
@@ -74,16 +87,26 @@ class Routes:
         """Answer a request. Raises ConnectionError if the client has disconnected; other errors are answers in OpenAI's
         format.
         """
+        status = CLIENT_LEFT
         try:
-            answer = await self._handler(request)(request)
+            answer = await self._answer(request)
+            status = answer.status if isinstance(answer, Response) else 200
+        finally:
+            if request.action is not None:
+                self._acted(request, status)
+        return self._write(request, answer) if isinstance(answer, Response) else answer
+
+    async def _answer(self, request: HttpRequest) -> Response | ClientReply:
+        """Raises ConnectionError."""
+        try:
+            return await self._handler(request)(request)
         except GatewayError as error:
-            answer = error_response(error)
+            return error_response(error)
         except ConnectionError:
             raise
         except Exception:  # outermost handler: a bug fails its own request only
             log.exception("unhandled error", extra={"path": request.path})
-            answer = error_response(internal_error())
-        return self._write(request, answer) if isinstance(answer, Response) else answer
+            return error_response(internal_error())
 
     def _handler(self, request: HttpRequest) -> Handler:
         """The handler of a request; it answers 405 if the path takes other methods. O(routes). Raises GatewayError 404."""

@@ -55,7 +55,7 @@ class Status:
 
     async def metrics_for_operators(self, request: HttpRequest) -> Response:
         if self._access.guarded or request.connection.for_operators:
-            self._access.require_operator(request)
+            self._access.require_operator(request, reads=True)
         elif not self._access.is_operator(request):
             where = "on the admin listener (admin_listen), or for everyone on a separate listener (metrics_listen)"
             raise GatewayError(403, "forbidden", f"Metrics on this port are for operators. They are also {where}.")

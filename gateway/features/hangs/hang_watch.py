@@ -255,7 +255,6 @@ class HangWatch:
         watched.end()
         watched.progress = ReplicaProgress(now)
         self._metrics.hung.set((state.name,), 0)
-        self._core.router.came_up(state.name, now)
 
     def _publish(self, state: ReplicaState, *, hung: bool) -> None:
         self._core.control.publish(TOPIC, msgspec.msgpack.encode((state.name, hung)))

@@ -11,6 +11,6 @@ from gateway.features.keys.section import KEYS
 FEATURE: Final = Feature(
     section=KEYS,
     metrics=KeyMetrics,
-    commands=[Command("keys", "make, list, change, rotate and revoke API keys", "gateway.features.keys.command")],
+    commands=[Command("keys", "make, list, change, rotate and revoke API keys", "gateway.features.keys.command.keys")],
     advice="gateway.features.keys.advice:KeysAdvice",
 )

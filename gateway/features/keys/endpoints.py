@@ -16,7 +16,7 @@ from gateway.database.failures import StoreFailed
 from gateway.errors import GatewayError, bad_request
 from gateway.features.keys.keys import POLL_S, TOPIC, Keys
 from gateway.features.keys.limits.calendar import day_text
-from gateway.features.keys.record import MAX_GRACE_S, Credit, KeyNotFoundError, KeyRefusedError, KeySettings
+from gateway.features.keys.record import MAX_GRACE_S, Credit, KeyNotFoundError, KeyRefusedError, KeySettings, shown_action
 from gateway.features.keys.usage import usage_of
 from gateway.server.http.request import HttpRequest
 from gateway.server.operator import Operator
@@ -41,6 +41,7 @@ class KeyEndpoints:
 
     def routes(self) -> list[Route]:
         return [
+            get("/warmroute/actions", self.actions),
             get("/warmroute/keys", self.list),
             post("/warmroute/keys", self.create),
             Route(("PATCH",), "/warmroute/keys/{id}", self.update),
@@ -58,6 +59,16 @@ class KeyEndpoints:
         rows = [{**key.shown(), "used": usage_of(self._keys, key.id)} for key in keys]
         return _json({"keys": rows, "has_more": more})
 
+    async def actions(self, request: HttpRequest) -> Response:
+        """At most MAX_LISTED actions of operators, the latest first; `before` in the query: of earlier ones, Unix seconds."""
+        self._operator.allow(request)
+        try:
+            before = float(request.query.get("before", "inf"))
+        except ValueError as error:
+            raise bad_request("'before' must be a time in Unix seconds.", "before") from error
+        found = await self._with_store(lambda store: store.latest_actions(MAX_LISTED, before))
+        return _json({"actions": [shown_action(action) for action in found]})
+
     async def create(self, request: HttpRequest) -> Response:
         """The body has the fields of `record.KeySettings`."""
         body = await self._operator.body(request)
@@ -66,6 +77,8 @@ class KeyEndpoints:
         except ConfigError as error:
             raise bad_request(str(error)) from error
         key, secret = await self._with_store(lambda store: store.create(settings))
+        if request.action is not None:
+            request.action["id"] = key.id
         return _json({"key": secret, **key.shown(), **await self._warning()}, status=201)
 
     async def update(self, request: HttpRequest) -> Response:

@@ -43,6 +43,8 @@ def install(core: Core) -> None:
     if keys.tokens is not None:
         core.work.tasks += [issuer.run for issuer in keys.tokens.issuers]
     core.work.closes.append(keys.close)
+    core.work.reloads.append(keys.note_reload)
+    core.keepers.append(keys.keep_action)
     core.put(keys)
 
 

@@ -18,6 +18,7 @@ import importlib
 import itertools
 import logging
 import secrets
+from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -43,6 +44,7 @@ from gateway.features.keys.ring import KeyRing
 from gateway.features.keys.section import KEYS, LEDGER
 from gateway.features.keys.tokens.tokens import Tokens
 from gateway.features.keys.totals_exchange import TotalsExchange
+from gateway.server.actions import OperatorAction
 
 if TYPE_CHECKING:
     from gateway.features.keys.store import KeyStore
@@ -61,6 +63,9 @@ _BEFORE_ALL: Final = (-1, "", "", "")  # cursor before the first spending row; n
 _NOTHING_FOUND: Final = (0, "", "", "")  # cursor after a complete read of an empty table
 KEYS_PER_QUERY: Final = 10  # evicted keys per query; each has up to one row per process and day of the month
 KEYS_PER_TRANSACTION: Final = 500  # keys per transaction, so that a failure loses only the current batch
+
+MAX_ACTIONS: Final = 10_000
+ACTIONS_PER_TRANSACTION: Final = 100
 
 Opener = Callable[[str, Callable[[], float]], Awaitable["KeyStore"]]
 
@@ -116,6 +121,7 @@ class Keys:
         self._spending_cursor = _BEFORE_ALL  # spending of other processes has been read up to this row
         self._cursor_month = -1  # the month of the cursor
         self._steadiness = Steadiness()
+        self._actions = deque[tuple[str, OperatorAction]](maxlen=MAX_ACTIONS)  # of operators, to be written
         self._purge_day = -1  # the last day on which old spending was purged
         self._failing = False
         self._reason = ""  # error of the first read, already logged
@@ -248,6 +254,27 @@ class Keys:
             store, self._store = self._store, None
             await store.close()
 
+    def keep_action(self, action: OperatorAction) -> None:
+        """Stores the action of an operator, if there is a database, within POLL_S. While it does not answer, the latest
+        MAX_ACTIONS wait.
+        """
+        if self._url:
+            self._actions.append((secrets.token_hex(_PROCESS_BYTES), action))
+
+    async def note_reload(self) -> None:
+        """Stores that the configuration was read again: of several workers, the one whose process id comes first."""
+        if all(self.process < other for other in self.siblings):
+            self.keep_action(OperatorAction(self.wall_clock(), "configuration read again", "SIGHUP, or a changed file"))
+
+    async def _write_actions(self) -> None:
+        """Raises StoreFailed."""
+        while self._actions and self._store is not None:
+            kept = list(itertools.islice(self._actions, ACTIONS_PER_TRANSACTION))
+            await self._store.keep_actions(kept)
+            while self._actions and kept and self._actions[0] is kept[0]:
+                self._actions.popleft()
+                kept.pop(0)
+
     # -- keys
 
     async def _opened(self) -> KeyStore:
@@ -309,6 +336,7 @@ class Keys:
         store, moment = self._store, self.moment()
         if store is None:
             return
+        await self._write_actions()
         await self._read_spending(store, moment)
         if self._steadiness.steady(self.wall_clock(), moment.now) and moment.day != self._purge_day:
             self._purge_day = moment.day

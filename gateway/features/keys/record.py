@@ -24,6 +24,7 @@ from gateway.features.keys.ring import MAX_KEYS
 from gateway.features.keys.secret import DIGEST, ID
 from gateway.features.keys.section import MAX_GRANTED, Granted, GrantedPool, OidcConfig
 from gateway.request.record import NO_TENANT
+from gateway.server.actions import OperatorAction
 
 MAX_CREDITS: Final = 62  # days
 MAX_GRACE_S: Final = 30 * 86_400.0  # longest validity of an old secret after a rotation
@@ -212,6 +213,12 @@ def changed(key: Key, changes: Mapping[str, Any]) -> Key:
 
 def _pico(amount: float | None) -> int:
     return max(1, round(amount * DOLLAR)) if amount else 0
+
+
+def shown_action(action: OperatorAction) -> dict[str, Any]:
+    """The action of an operator as JSON."""
+    details = json.decode(action.details) if action.details.endswith("}") else action.details  # a long one was cut
+    return {"at": stamp(action.at), "time": action.at, **action.shown(), "details": details or None}
 
 
 def stamp(seconds: float) -> str | None:

@@ -5,6 +5,7 @@ Revoked and expired keys remain for RETENTION_S, so that their holders get a spe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
@@ -20,8 +21,10 @@ from gateway.features.keys.limits.calendar import day_of_text, day_text
 from gateway.features.keys.record import MAX_GRACE_S, Key, KeyRefusedError, KeySettings, changed, credited, no_key
 from gateway.features.keys.ring import MAX_KEYS
 from gateway.features.keys.secret import digest_of, new_id, new_key
-from gateway.features.keys.tables import TABLES, keys, revisions, spent, warned
+from gateway.features.keys.tables import TABLES, actions, keys, revisions, spent, warned
+from gateway.server.actions import OperatorAction
 
+_ACTION: Final = ("at", "action", "by", "client", "agent", "status", "details")
 OPERATION_S: Final = 5.0
 KEYS_PER_READ: Final = 1000
 SPENDING_ROWS_PER_READ: Final = 5000  # about 20 ms of the event loop
@@ -210,6 +213,28 @@ class KeyStore:
 
         return await self._database.write(work)
 
+    # -- actions of operators
+
+    async def keep_actions(self, kept: Sequence[tuple[str, OperatorAction]]) -> None:
+        """kept: actions with their ids. Raises StoreFailed."""
+        rows = [{"id": id_, **{name: getattr(action, name) for name in _ACTION}} for id_, action in kept]
+
+        def work(connection: Connection) -> None:
+            query = select(actions.c.id).where(actions.c.id.in_([id_ for id_, _ in kept]))
+            known = set(connection.execute(query).scalars())  # not empty if a retried transaction had succeeded
+            if missing := [row for row in rows if row["id"] not in known]:
+                connection.execute(insert(actions), missing)
+
+        await self._database.write(work)
+
+    async def latest_actions(self, limit: int, before: float = math.inf) -> list[OperatorAction]:
+        """The latest actions before this time (Unix seconds), the latest first. Raises StoreFailed."""
+        query = select(actions).order_by(actions.c.at.desc(), actions.c.id).limit(limit)
+        if before != math.inf:
+            query = query.where(actions.c.at < before)
+        rows = await self._database.read(lambda connection: connection.execute(query).all())
+        return [OperatorAction(**{name: getattr(row, name) for name in _ACTION}) for row in rows]
+
     async def revision(self) -> int:
         """The latest revision. If it is smaller than an earlier one, the database was replaced or restored from a backup.
         Raises StoreFailed.
@@ -217,10 +242,13 @@ class KeyStore:
         return await self._database.read(_revision)
 
     async def purge_spending(self, before: Day) -> None:
-        """Deletes the spending of earlier days, and the warnings of earlier days and months. Raises StoreFailed."""
+        """Deletes the spending of earlier days, the warnings of earlier days and months, and actions older than RETENTION_S.
+        Raises StoreFailed.
+        """
         statements = [
             delete(spent).where(spent.c.day < day_text(before)),
             delete(warned).where(warned.c.period < day_text(before)),
+            delete(actions).where(actions.c.at < self._now() - RETENTION_S),
         ]
 
         def work(connection: Connection) -> None:

@@ -7,13 +7,14 @@ first, which serializes changes.
 A row of `spent` is the total of one process for one key on one day. Only this process writes it. Money is in picodollars.
 
 A row of `warned` says which process has warned of the budget of a key in a period: a day (YYYY-MM-DD) or a month (YYYY-MM).
+A row of `actions` is an action of an operator (`gateway/server/actions.py`), at Unix seconds, under a random id.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import Column, Index, Integer, MetaData, Table
+from sqlalchemy import Column, Float, Index, Integer, MetaData, Table
 
 from gateway.database import columns
 from gateway.database.tables import Tables
@@ -44,5 +45,13 @@ spent: Final = Table(
 )
 
 warned: Final = Table("warmroute_keys_warned", schema, *columns.keys("key", "period"), *columns.texts("process"))
+actions: Final = Table(
+    "warmroute_operator_actions",
+    schema,
+    Column("at", Float, primary_key=True),
+    *columns.keys("id"),
+    *columns.texts("action", "by", "client", "agent", "details"),
+    *columns.small_integers("status"),
+)
 
 TABLES: Final = Tables("keys.url", "keys", schema, versions, VERSION)

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any, Final
 
-from gateway.request.client import InternalRequest
 from gateway.request.exchange import Exchange
 from gateway.request.record import SettledRequest
 
@@ -68,7 +67,7 @@ def _row(exchange: Exchange, offset: float) -> Row:
         "model": shown_name(model),
         **sender_of(record),
         "stream": record.subject.stream,
-        "attended": not isinstance(exchange.request, InternalRequest),
+        "attended": exchange.request.attended,
         "state": _state(exchange, booked=booked),
         "place": found[0] if found is not None else None,
         "expected_s": found[1] if found is not None else None,

@@ -16,7 +16,7 @@ from gateway.admission.memory import LARGE_BODY
 from gateway.config.live import Live
 from gateway.database.failures import StoreFailed
 from gateway.dialects.json_edits import Edit
-from gateway.errors import GatewayError, over_budget
+from gateway.errors import GatewayError
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.log_turn import LOG_TURN
 from gateway.features.histories.records import FoundTurn, RefMove
@@ -206,7 +206,7 @@ class BasePhase:
             text = f"With its log and frame the body has {size + len(api.body):,} bytes (limits.body_mb). Start a new log."
             raise log_error(413, "history_too_large", text)
         if size >= LARGE_BODY and form != RESPONSES:
-            _charge(exchange, size)
+            exchange.charge(size)
         api.body = await edited(api.body, edits)
         if form == RESPONSES:
             api.keeps, api.refers = True, ""
@@ -275,9 +275,3 @@ def log_length(base: bytes, own: bytes) -> int:
     if length > MAX_ENTRIES:
         raise invalid(f"This conversation has no name: there are more than {MAX_ENTRIES:,} entries.", "base")
     return length
-
-
-def _charge(exchange: Exchange, size: int) -> None:
-    lease = exchange.request.lease
-    if not lease.grow(size):
-        raise over_budget(0, lease.account.largest)

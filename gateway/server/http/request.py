@@ -14,12 +14,12 @@ from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from io import BytesIO
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl
 
 from gateway.admission.memory import MemoryLease, holding, peak_of
 from gateway.errors import GatewayError, over_budget
-from gateway.request.client import Caller, ClientRequest, caller_of
+from gateway.request.client import Caller, ClientReply, ClientRequest, caller_of
 from gateway.server.http.inflate import INFLATER_BYTES, THREAD_SLICE, Inflater
 from gateway.server.http.request_head import CACHED_BYTES, HEAD_COPIES, UNKNOWN_CODING, HeaderFields, RequestStart, invalid_http
 from gateway.server.http.response import HttpReply, ReplyConnection
@@ -52,6 +52,7 @@ class HttpRequest(ClientRequest):
     """One request. fields: its headers. parameters: of its route's path (`routing.py`)."""
 
     pulses = True
+    action: dict[str, Any] | None = None  # of an operator: how it was authorized, and what its body asks for
 
     def __init__(self, data: bytes, begun: RequestStart, connection: RequestConnection, lease: MemoryLease) -> None:
         """data: the request's first bytes, none beyond its end; for a chunked body only its head."""
@@ -95,6 +96,10 @@ class HttpRequest(ClientRequest):
     @property
     def complete(self) -> bool:
         return not self._left
+
+    @property
+    def attended(self) -> bool:
+        return self.connection.transport is not None
 
     @property
     def lingers(self) -> bool:
@@ -227,15 +232,16 @@ class HttpRequest(ClientRequest):
             head.upstream_lines = upstream_headers(head.headers, encoded=head.coding == UNKNOWN_CODING)
         return head.upstream_lines
 
-    def reply(self, *, keep_alive: bool, patience_s: float) -> HttpReply:
+    def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
         head, connection = self.head, self.connection
-        return HttpReply(
+        made = HttpReply(
             connection,
             http11=head.http11,
             to_head=head.method == "HEAD",
             keep_alive=keep_alive and head.keep_alive,
             patience_s=patience_s,
         )
+        return made if self.keeper is None else self.keeper.reply(made)
 
     def take(self) -> bytes:
         body, self._body = self._body, b""
@@ -244,6 +250,9 @@ class HttpRequest(ClientRequest):
     def close(self) -> None:
         """End of the request: drop its body, even if the object is still referenced."""
         self._drop()
+        if self.keeper is not None:
+            keeper, self.keeper = self.keeper, None
+            keeper.close()
         self.lease.close()
 
     def refuse_unread(self, size: int) -> None:

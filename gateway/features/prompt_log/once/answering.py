@@ -37,12 +37,12 @@ from gateway.features.prompt_log.log_request import FORMS_BY_PATH, count_refusal
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming.chain import DIGEST, EMPTY, chain_named, head_name
 from gateway.features.prompt_log.once.digest import named_digest
-from gateway.features.prompt_log.once.following import OnceFollowers, begin_stream, id_lines
 from gateway.features.prompt_log.once.repeating import RepeatedAnswer
 from gateway.features.prompt_log.once.run import OnceRun
 from gateway.features.prompt_log.once.runs import OnceRuns, stopped
 from gateway.features.prompt_log.own_turns import QUICK_BYTES, QUICK_SIGNS
-from gateway.features.runs.following import Gate
+from gateway.features.runs.answer_followers import AnswerFollowers, begin_stream, id_lines
+from gateway.features.runs.passing import Gate
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
 from gateway.request.named_log import NAMED_LOG, REPEATED, NamedLog
@@ -80,7 +80,7 @@ class OnceAnswers:
         self._jobs = LogJobs(core.parsing)
         self._state = state
         self._runs = runs
-        self._followers = OnceFollowers(core)
+        self._followers = AnswerFollowers(core)
         self.wait_s = WAIT_S
         self._metrics = core.metrics.of(PromptLogMetrics)
 
@@ -137,7 +137,7 @@ class OnceAnswers:
             exchange.api = run.api or exchange.api
             return None
         self._metrics.once.add(("run" if is_free else "taken_over",))
-        return await self._followers.follow(exchange, run)
+        return await self._followers.follow(exchange, run, strip_usage=exchange.api.strip_usage)
 
     async def _join(self, exchange: Exchange, asked: _TokenRequest, run: OnceRun) -> ClientReply | None:
         """Follows a generation that was begun here. None: look again. Raises GatewayError."""
@@ -152,7 +152,7 @@ class OnceAnswers:
         if not same and not await self._is_over(exchange, asked.runs, run):
             return None
         self._joins(exchange, "joined")
-        return await self._followers.follow(exchange, run)
+        return await self._followers.follow(exchange, run, strip_usage=exchange.api.strip_usage)
 
     async def _is_claimed(self, exchange: Exchange, run: OnceRun) -> bool:
         """False: another process was faster. Raises GatewayError, also for the limits of the key."""
@@ -181,7 +181,7 @@ class OnceAnswers:
         left_s = until - self._core.clock()
         try:
             async with asyncio.timeout(max(0.0, left_s)):
-                await self._runs.wait_elsewhere(key, exchange.request.lease.account.client)
+                await self._runs.wait_for_end(key, exchange.request.lease.account.client)
         except TimeoutError:
             text = "The generation of this token runs in another process of the gateway. Send the request again later."
             error = log_error(409, "once_running", text, "once")

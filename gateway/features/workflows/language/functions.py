@@ -28,7 +28,7 @@ _MAX_DIGITS: Final = 15
 _MAX_NUMBER_CHARS: Final = 1000
 _NUMBER = re.compile(r"[-+]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})([eE][-+]?\d{1,4})?")
 _WHOLE = re.compile(r"[-+]?\d{1,18}")
-# CPython searches a text in linear time if it has 30,000 characters, and three times those of the piece: both with a reserve.
+# CPython searches a text of 30,000 characters that is three times as long as the piece in linear time: both with a reserve.
 _PAD: Final = 32_000  # characters
 _PIECE_FACTOR: Final = 4
 _SMALL_SEARCH: Final = 1 << 14  # comparisons at most

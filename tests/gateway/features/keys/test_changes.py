@@ -12,10 +12,12 @@ import pytest
 
 from gateway.commands.cli import main
 from gateway.features.keys.file import read_keys
-from gateway.features.keys.keys import Keys
+from gateway.features.keys.keys import MAX_ACTIONS, Keys
 from gateway.features.keys.store import open_key_store
+from gateway.server.actions import OperatorAction
 from tests.gateway.conftest import eventually
 from tests.gateway.features.keys.conftest import PRICES, asked, bearer, keyed, made
+from tests.gateway.features.keys.test_keys import gateway
 from tests.support.fakes import FakeReplica, answers
 
 
@@ -157,3 +159,61 @@ async def test_the_spending_of_a_month_is_that_of_all_processes(tmp_path: Path) 
         assert await store.spent_by_key(month + 5) == {"k": (0, 2121)}
     finally:
         await store.close()
+
+
+async def test_the_database_keeps_what_operators_do_by_endpoint_and_by_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path}/keys.sqlite"
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
+        keys = run.gateway[Keys]
+        name = next(iter(run.gateway.fleet.replicas)).name
+        id_, key = await made(run, budget_usd_day=1)
+        await asked(run, "PATCH", f"/warmroute/keys/{id_}", {"budget_usd_day": 2})
+        await asked(run, "POST", f"/warmroute/keys/{id_}/credit", {"usd": 3})
+        await asked(run, "POST", f"/warmroute/keys/{id_}/rotate", {"grace_s": 60})
+        await asked(run, "POST", "/warmroute/drain", {"name": name})
+        await asked(run, "POST", "/warmroute/undrain", {"name": name})
+        await run.gateway.local.reload.take(run.gateway.config)
+        await asked(run, "DELETE", f"/warmroute/keys/{id_}")
+        assert await asyncio.to_thread(main, ["keys", "create", "--tenant", "acme", "--budget-usd-day", "4", "--url", url]) == 0
+        other = capsys.readouterr().out
+        await keys.poll()
+        _, found = await asked(run, "GET", "/warmroute/actions")
+        rows = list(reversed(found["actions"]))
+        assert [row["action"] for row in rows] == [
+            "POST /warmroute/keys",
+            f"PATCH /warmroute/keys/{id_}",
+            f"POST /warmroute/keys/{id_}/credit",
+            f"POST /warmroute/keys/{id_}/rotate",
+            "POST /warmroute/drain",
+            "POST /warmroute/undrain",
+            "configuration read again",
+            f"DELETE /warmroute/keys/{id_}",
+            "warmroute keys create",
+        ]
+        assert rows[0]["details"] == {"body": {"tenant": "acme", "budget_usd_day": 1}, "id": id_}
+        assert (rows[4]["details"], rows[4]["by"], rows[4]["client"]) == ({"body": {"name": name}}, "this machine", "127.0.0.1")
+        assert (rows[8]["details"]["id"], "@" in rows[8]["by"]) == (other.split("-")[1], True)
+        for secret in (key, other.strip()):
+            assert secret.rpartition("-")[2] not in json.dumps(found)
+        status, part = await asked(run, "GET", f"/warmroute/actions?before={rows[1]['time']!r}")
+        assert (status, [row["action"] for row in part["actions"]]) == (200, ["POST /warmroute/keys"])
+        assert (await asked(run, "GET", "/warmroute/actions?before=x"))[0] == 400
+    assert await asyncio.to_thread(main, ["keys", "actions", "--url", url]) == 0
+    table = capsys.readouterr().out
+    assert all(row["action"] in table for row in rows)
+    assert await asyncio.to_thread(main, ["keys", "actions", "--json", "--url", url]) == 0
+    assert [row["action"] for row in json.loads(capsys.readouterr().out)] == [row["action"] for row in found["actions"]]
+
+
+async def test_actions_wait_for_a_database_that_does_not_answer_and_are_bounded(tmp_path: Path) -> None:
+    keys, _ = gateway(tmp_path / "keys.sqlite")
+    for number in range(MAX_ACTIONS + 5):
+        keys.keep_action(OperatorAction(float(number), "POST /x", "admin key"))
+    await keys.refresh()
+    await keys.poll()
+    store = await keys.store()
+    assert [action.at for action in await store.latest_actions(2)] == [MAX_ACTIONS + 4.0, MAX_ACTIONS + 3.0]
+    assert len(await store.latest_actions(2 * MAX_ACTIONS)) == MAX_ACTIONS
+    await keys.close()

@@ -143,6 +143,27 @@ async def test_what_is_under_way_is_shown_with_its_owner_and_its_place_whenever_
                 pass
 
 
+async def test_a_request_that_its_client_has_left_runs_unattended() -> None:
+    """Until an equal request adopts it."""
+    hold = asyncio.Event()
+    async with (
+        FakeReplica([streams("a", hold=hold)]) as one,
+        running(one, limits={"adopt_s": 3600, "drain_timeout_s": 1}) as run,
+    ):
+        answer = await run.session.post(run.url + CHAT, json={**BODY, "stream": True}).__aenter__()
+        rows: list[dict[str, Any]] = []
+        while not rows:
+            rows = (await asked(run))["under_way"]
+        assert rows[0]["attended"]
+        answer.close()
+        while rows[0]["attended"]:
+            rows = (await asked(run))["under_way"]
+        hold.set()
+        async with run.session.post(run.url + CHAT, json={**BODY, "stream": True}) as adopted:
+            assert b'"a"' in await adopted.read()
+        assert len(one.requests) == 1
+
+
 def test_of_a_flood_of_waiting_requests_the_oldest_have_rows() -> None:
     def made(number: int, *, queued: bool) -> Exchange:
         request: Any = SimpleNamespace(method="POST", path=CHAT)

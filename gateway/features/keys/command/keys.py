@@ -8,12 +8,11 @@ the machine can read arguments.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -21,11 +20,10 @@ from msgspec import to_builtins
 
 from gateway.commands.streams import OutputError, escaped, messages_lost
 from gateway.config.kinds import unix_time
-from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError, convert
 from gateway.database.failures import StoreFailed
-from gateway.features.keys.section import KEYS, KeysConfig
-from gateway.features.table import read
+from gateway.features.keys.command.listing import list_actions, list_keys, one_key, show
+from gateway.features.keys.command.store import database, url_of, with_store
 
 if TYPE_CHECKING:
     from gateway.features.keys.record import Key, KeySettings
@@ -39,7 +37,6 @@ DESCRIPTION: Final = (
 )
 _GRACE: Final = "24h"
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_LISTED: Final = 1000
 _NONE: Final = "none"  # removes a setting
 
 T = TypeVar("T")
@@ -59,10 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         return action
 
     _add_settings(add("create", "create a key and print it to stdout, once", _create))
-    listing = add("list", "list the keys", _list)
-    listing.add_argument("--json", action="store_true", help="print a JSON array")
+    listing = add("list", "list the keys", list_keys)
+    actions_ = add("actions", "list what operators have changed, the latest first", list_actions)
+    for each in (listing, actions_):
+        each.add_argument("--json", action="store_true", help="print a JSON array")
     for name, text, run in (
-        ("show", "show what a key may do, as JSON", _show),
+        ("show", "show what a key may do, as JSON", show),
         ("update", "change the models, limits, budgets, priority or expiry of a key", _update),
         ("rotate", "make a new secret for a key and print it to stdout, once", _rotate),
         ("credit", "raise today's budget of a key (UTC), and so that of the month", _credit),
@@ -160,7 +159,7 @@ def _create(options: argparse.Namespace) -> int:
     from gateway.features.keys.secret import digest_of, new_id, new_key
 
     raw = _settings(options)
-    settings, url = convert(KeySettings, raw), _url(options, os.environ)
+    settings, url = convert(KeySettings, raw), url_of(options, os.environ)
     _require_future(options, settings)
     if url.startswith("/"):
         id_ = new_id()
@@ -170,7 +169,7 @@ def _create(options: argparse.Namespace) -> int:
         if messages_lost():
             return 1  # the entry was not printed, so the key would be useless
     else:
-        key, secret = _with_store(url, lambda store: store.create(settings), create=True)
+        key, secret = with_store(url, "create", lambda store: store.create(settings), raw, create=True)
         id_ = key.id
         print(f"warmroute: new key {id_} for tenant {settings.tenant}; it is not shown again:", file=sys.stderr)
     try:
@@ -192,103 +191,15 @@ def _update(options: argparse.Namespace) -> int:
         raise ConfigError("at least one setting is expected, such as --budget-usd-day 20: see `warmroute keys update --help`")
     if changes.get("expires_at"):
         _require_future(options, convert(KeySettings, {"tenant": "-", "expires_at": changes["expires_at"]}))
-    url = _url(options, os.environ)
+    url = url_of(options, os.environ)
     if url.startswith("/"):
-        settings = to_builtins(changed(_one(url, options.id), changes).settings)
-        (digest, _), *_ = _one(url, options.id).digests
+        settings = to_builtins(changed(one_key(url, options.id), changes).settings)
+        (digest, _), *_ = one_key(url, options.id).digests
         print(f"warmroute: put this in the place of the entry {options.id} in {escaped(url)}:", file=sys.stderr)
         print(f"- {json.dumps({'id': options.id, 'sha256': digest.hex(), **settings})}", file=sys.stderr)
         return 0
-    key = _with_store(url, lambda store: store.update(options.id, changes))
+    key = with_store(url, "update", lambda store: store.update(options.id, changes), changes)
     print(f"warmroute: the key {key.id} of {key.settings.tenant} is changed: {', '.join(changes)}", file=sys.stderr)
-    return 0
-
-
-def _list(options: argparse.Namespace) -> int:
-    from gateway.commands.tables import number, print_table, text
-    from gateway.features.keys.record import stamp
-
-    keys, spent = _all(_url(options, os.environ))
-    if options.json:
-        print(json.dumps([_shown(key, spent) for key in keys], indent=2))
-        return 0
-    now = time.time()
-
-    def state(key: Key) -> str:
-        if key.revoked_at:
-            return f"revoked {stamp(key.revoked_at)}"
-        return "expired" if 0 < key.expires_at <= now else "valid"
-
-    def row(key: Key) -> list[str]:
-        settings = key.settings
-        day, month = spent.get(key.id, (0, 0)) if spent is not None else (None, None)
-        return [
-            *(key.id, settings.tenant, settings.name, ", ".join(settings.models) or "all"),
-            *(_of_budget(day, settings.budget_usd_day), _of_budget(month, settings.budget_usd_month), state(key)),
-        ]
-
-    names = [text(name) for name in ("id", "tenant", "name", "models")]
-    print_table([*names, number("USD today"), number("USD month"), text("state")], [row(key) for key in keys])
-    return 0
-
-
-def _of_budget(spent: int | None, budget: float | None) -> str:
-    """spent: picodollars; None: not known."""
-    from gateway.accounting.money import dollars
-
-    amount = "-" if spent is None else f"{dollars(spent):.2f}"
-    return amount if budget is None else f"{amount} of {budget:g}"
-
-
-def _shown(key: Key, spent: Spending | None) -> dict[str, Any]:
-    """The key as JSON. spent: None if it is not known."""
-    from gateway.accounting.money import dollars
-
-    day, month = spent.get(key.id, (0, 0)) if spent is not None else (None, None)
-    sums = {"day": day, "month": month}
-    return {**key.shown(), "spent_usd": {name: None if sum_ is None else dollars(sum_) for name, sum_ in sums.items()}}
-
-
-def _all(url: str) -> tuple[list[Key], Spending | None]:
-    """The keys, and the spending of each today (UTC) and this month; None if they are in a file. Raises StoreFailed,
-    ConfigError.
-    """
-    if url.startswith("/"):
-        from gateway.features.keys.file import read_keys
-
-        return read_keys(Path(url)), None
-
-    async def listed(store: KeyStore) -> tuple[list[Key], Spending]:
-        from gateway.features.keys.limits.calendar import Calendar
-
-        found: list[Key] = []
-        more = True
-        while more:
-            part, more = await store.list_page(found[-1].id if found else "", _LISTED)
-            found += part
-        return found, await store.spent_by_key(Calendar().moment(0.0, time.time()).day)
-
-    return _read_store(url, listed)
-
-
-def _one(url: str, id_: str) -> Key:
-    """Raises StoreFailed, ConfigError, KeyNotFoundError."""
-    from gateway.features.keys.record import no_key
-
-    for key in _all(url)[0]:
-        if key.id == id_:
-            return key
-    raise no_key(id_)
-
-
-def _show(options: argparse.Namespace) -> int:
-    from gateway.features.keys.record import no_key
-
-    keys, spent = _all(_url(options, os.environ))
-    found = next((key for key in keys if key.id == options.id), None)
-    if found is None:
-        raise no_key(options.id)
-    print(json.dumps(_shown(found, spent), indent=2))
     return 0
 
 
@@ -297,8 +208,8 @@ def _rotate(options: argparse.Namespace) -> int:
         before = await store.find(options.id)
         return before, *(await store.rotate(options.id, options.grace))
 
-    url = _database(options)
-    before, key, secret = _with_store(url, rotated)
+    url = database(options)
+    before, key, secret = with_store(url, "rotate", rotated, {"grace_s": options.grace})
     print(f"warmroute: new secret for the key {key.id}; it is not shown again:", file=sys.stderr)
     try:
         _print_secret(secret)
@@ -321,12 +232,12 @@ def _print_secret(secret: str) -> None:
 def _undo(what: str, done: str, url: str, work: Callable[[KeyStore], Awaitable[object]]) -> None:
     """Undoes the creation of a secret that could not be printed. Raises StoreFailed, KeyNotFoundError, KeyRefusedError."""
     print(f"warmroute: {what}, because it could not be printed", file=sys.stderr)
-    _with_store(url, work)
+    with_store(url, "undo", work, {"reason": what})
     print(f"warmroute: {done}", file=sys.stderr)
 
 
 def _revoke(options: argparse.Namespace) -> int:
-    key = _with_store(_database(options), lambda store: store.revoke(options.id))
+    key = with_store(database(options), "revoke", lambda store: store.revoke(options.id))
     print(f"warmroute: the key {key.id} of {key.settings.tenant} is revoked", file=sys.stderr)
     return 0
 
@@ -335,66 +246,9 @@ def _credit(options: argparse.Namespace) -> int:
     from gateway.features.keys.record import Credit
 
     usd, day = convert(Credit, {"usd": options.usd}).usd, time.strftime("%Y-%m-%d", time.gmtime())
-    key = _with_store(_database(options), lambda store: store.credit(options.id, day, usd))
+    key = with_store(database(options), "credit", lambda store: store.credit(options.id, day, usd), {"usd": usd})
     print(f"warmroute: the budget of the key {key.id} for {day} is raised by {usd:g} USD", file=sys.stderr)
     return 0
-
-
-def _database(options: argparse.Namespace) -> str:
-    """Raises ConfigError."""
-    url = _url(options, os.environ)
-    if url.startswith("/"):
-        raise ConfigError(f"the keys are in a file: change {url}, which gateways read again")
-    return url
-
-
-def _url(options: argparse.Namespace, env: Mapping[str, str]) -> str:
-    """The URL of the database with its path, or the path of the keys file. Raises ConfigError."""
-    from gateway.database.places import with_path
-    from gateway.features.keys.keys import FILE, database_url
-
-    if options.url:
-        url = convert(KeysConfig, {"url": options.url}).url
-        if url == "ledger":
-            raise ConfigError("--url: give the URL of the ledger, or a configuration with --config FILE")
-        if url == OFF:
-            raise ConfigError("--url: keys are off")
-        return with_path(url, FILE)
-    file = str(options.config or env.get("WARMROUTE_CONFIG", ""))
-    if not file:
-        options.parser.error("give the keys with --config FILE or --url URL")
-    config = read(Path(file), {}).config
-    if KEYS.of(config).url == OFF:
-        raise ConfigError("keys.url is off: this gateway has no keys")
-    return KEYS.of(config).url if KEYS.of(config).url.startswith("/") else database_url(config)
-
-
-def _with_store(url: str, work: Callable[[KeyStore], Awaitable[T]], *, create: bool = False) -> T:
-    """Runs work on the store. create: creates the file and the tables if missing. Raises StoreFailed and the exceptions of
-    work.
-    """
-    if not create:
-        _read_store(url, _nothing)  # a typo in the URL must not create an empty database
-    return asyncio.run(_run_on_store(url, work, read_only=False))
-
-
-def _read_store(url: str, work: Callable[[KeyStore], Awaitable[T]]) -> T:
-    """Runs work on the store, read only. Raises StoreFailed, also if there is no database."""
-    return asyncio.run(_run_on_store(url, work, read_only=True))
-
-
-async def _run_on_store(url: str, work: Callable[[KeyStore], Awaitable[T]], *, read_only: bool) -> T:
-    from gateway.features.keys.store import open_key_store
-
-    store = await open_key_store(url, time.time, read_only=read_only)
-    try:
-        return await work(store)
-    finally:
-        await store.close()
-
-
-async def _nothing(_store: KeyStore) -> None:
-    pass
 
 
 def _seconds(text: str) -> float:

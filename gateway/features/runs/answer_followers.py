@@ -1,6 +1,7 @@
-"""Answers to clients that follow a generation of this process: its head, then its pieces from the beginning.
+"""Detached answers for clients that follow them: the head, then the pieces from the beginning.
 
-The log of a chat's stream has its usage. A follower that has not asked for it gets the stream without.
+A follower that does not read pauses the replica (`DetachedAnswer.feed_from`), or the log drops pieces that the follower has not
+received.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from gateway.core import Core
 from gateway.dialects.excerpt import excerpt
 from gateway.dialects.openai.stream import ChunkReader
 from gateway.errors import ClientStalled, GatewayError, internal_error, shutting_down
-from gateway.features.prompt_log.once.run import OnceRun
-from gateway.features.runs.following import FIRST, Gate, pass_events
+from gateway.features.runs.detached_answer import DetachedAnswer, FollowerGate
+from gateway.features.runs.passing import FIRST, pass_events
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
 from gateway.request.phases.replies import end_with_error
@@ -22,14 +23,31 @@ _OF_ONE_CLIENT: Final = (b"x-request-id:", b"access-control-", b"vary:")  # line
 _OF_OPERATORS: Final = b"x-warmroute-"
 
 
-class OnceFollowers:
+class _FollowedStream:
+    """Writes the pieces of a stream to one client. stripper: takes the usage out. whole: the client has no incomplete event."""
+
+    def __init__(self, reply: ClientReply, stripper: ChunkReader | None) -> None:
+        self.reply = reply
+        self.whole = True
+        self._stripper = stripper
+        if stripper is not None:
+            stripper.started = True  # else it would take out the event of an error before the first token
+
+    def write(self, data: bytes, _last: int) -> None:
+        out = self._stripper.feed(data) if self._stripper is not None else data
+        if out:
+            self.reply.write(out)
+            self.whole = out.endswith((b"\n\n", b"\r\n\r\n"))
+
+
+class AnswerFollowers:
     """Sends answers (see the module)."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
-    async def follow(self, exchange: Exchange, run: OnceRun) -> ClientReply:
-        """The answer of a generation. Raises GatewayError."""
+    async def follow(self, exchange: Exchange, run: DetachedAnswer, *, strip_usage: bool) -> ClientReply:
+        """The answer of a generation. strip_usage: without the usage of a chat's stream. Raises GatewayError."""
         await run.begun.wait()
         if not run.status:
             raise run.stopped.again() if run.stopped is not None else internal_error()
@@ -39,8 +57,9 @@ class OnceFollowers:
             return await self._whole(exchange, run, lines)
         record.subject.stream = True
         reply = begin_stream(self._core, exchange, run.status, lines)
+        sent = _FollowedStream(reply, ChunkReader(strip_usage=True) if strip_usage else None)
         try:
-            await self._send(run, reply, strip_usage=exchange.api.strip_usage)
+            await self._send(run, reply, sent)
             record.answer.complete, record.answer.ok = run.complete, run.complete and not run.failed
             if run.failed:
                 record.error = "the generation ended with an error"
@@ -48,25 +67,23 @@ class OnceFollowers:
             reply.cut()
             raise
         except GatewayError as error:
-            self._break_off(exchange, reply, error)
+            self._break_off(exchange, sent, error)
         except asyncio.CancelledError:
             if not self._core.running.over:
                 raise  # the client left
-            self._break_off(exchange, reply, shutting_down())
+            self._break_off(exchange, sent, shutting_down())
         finally:
             reply.feed_from(None)
         return reply
 
-    async def _send(self, run: OnceRun, reply: ClientReply, *, strip_usage: bool) -> None:
+    async def _send(self, run: DetachedAnswer, reply: ClientReply, sent: _FollowedStream) -> None:
         """Sends the pieces of a stream until it has ended. Raises GatewayError if it has no end for this client."""
-        gate, reader = Gate(), ChunkReader(strip_usage=strip_usage)
-        reader.started = True  # else it would take out the event of an error before the first token
-
-        def write(data: bytes, _last: int) -> None:
-            reply.write(reader.feed(data) if strip_usage else data)
-
+        gate = FollowerGate(run)
         reply.feed_from(gate)
-        await pass_events(run.log, FIRST, write, gate, self._core.live.patience_s)
+        try:
+            await pass_events(run.log, FIRST, sent.write, gate, self._core.live.patience_s)
+        finally:
+            gate.resume()
         if run.complete:
             reply.end()
         elif run.stopped is not None:
@@ -74,7 +91,7 @@ class OnceFollowers:
         else:
             reply.cut()
 
-    async def _whole(self, exchange: Exchange, run: OnceRun, lines: bytes) -> ClientReply:
+    async def _whole(self, exchange: Exchange, run: DetachedAnswer, lines: bytes) -> ClientReply:
         """A plain answer, or an error. Raises GatewayError."""
         while not run.log.ended:
             await run.log.changed()
@@ -113,15 +130,15 @@ class OnceFollowers:
         except (TypeError, ValueError):  # TypeError: nested too deeply
             raise internal_error() from None
 
-    def _break_off(self, exchange: Exchange, reply: ClientReply, error: GatewayError) -> None:
+    def _break_off(self, exchange: Exchange, sent: _FollowedStream, error: GatewayError) -> None:
         exchange.record.error = error.message
-        event = exchange.dialect.error_event(self._core.replies.shown(exchange, error), None)
+        event = exchange.dialect.error_event(self._core.replies.shown(exchange, error), None) if sent.whole else None
         if event is None:
-            reply.cut()
+            sent.reply.cut()
         else:
-            reply.end(event)
+            sent.reply.end(event)
 
-    def _lines(self, exchange: Exchange, run: OnceRun) -> bytes:
+    def _lines(self, exchange: Exchange, run: DetachedAnswer) -> bytes:
         """The lines of a generation's head for a client that follows it."""
         dropped = list(_OF_ONE_CLIENT)
         if exchange.dialect.id_header:

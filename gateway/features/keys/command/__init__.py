@@ -1,0 +1,1 @@
+"""`warmroute keys`: keys in the configured database, or in a file."""
