@@ -218,6 +218,11 @@ class ClientRequest:
         """True if its client is known to be on this machine."""
         return False
 
+    @property
+    def attended(self) -> bool:
+        """True while a connection of its client waits for its answer."""
+        return True
+
     def caller(self) -> Caller:
         """The sender of the request."""
         raise NotImplementedError
@@ -281,6 +286,10 @@ class InternalRequest(ClientRequest):
     @property
     def complete(self) -> bool:
         return True
+
+    @property
+    def attended(self) -> bool:
+        return False
 
     def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
         return self._answered()

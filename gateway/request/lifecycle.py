@@ -96,7 +96,7 @@ class Lifecycle:
         return self._serve(exchange)
 
     async def _serve(self, exchange: Exchange) -> ClientReply:
-        task = self.running.enter()
+        task = self.running.enter(exchange)
         try:
             return await self._answer(exchange)
         except GatewayError as error:

@@ -64,13 +64,15 @@ def bounded(text: str) -> str:
 
 class Sender:
     """The sender of a request. tenant, session, user_agent: bounded texts. key: the id of the client's API key, or "". session:
-    the conversation that the request names, or "". client: its address, for IPv6 the network; it and user_agent are "" with
-    `log_clients: false`, but for the address of a client that was refused for its key.
+    the conversation that the request names, or "". agent, parent: as in `Caller`. client: its address, for IPv6 the network; it
+    and user_agent are "" with `log_clients: false`, but for the address of a client that was refused for its key.
     """
 
     tenant = NO_TENANT
     key = ""
     session = ""
+    agent = ""
+    parent = ""
     client = ""
     user_agent = ""
 

@@ -98,6 +98,10 @@ class HttpRequest(ClientRequest):
         return not self._left
 
     @property
+    def attended(self) -> bool:
+        return self.connection.transport is not None
+
+    @property
     def lingers(self) -> bool:
         """True if the connection may linger after the answer: only if the budget has room for the head."""
         return self.lease.held >= self.lease.head
