@@ -51,6 +51,7 @@ from gateway.request.lifecycle import Lifecycle
 from gateway.request.phases.admitting import AdmitPhase
 from gateway.request.phases.choosing import ChoosePhase
 from gateway.request.phases.ending import EndPhase
+from gateway.request.phases.holding import HoldPhase
 from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.phases.reading import ReadPhases
 from gateway.request.phases.replies import Replies
@@ -203,6 +204,7 @@ class Core:
 def lifecycle_of(core: Core) -> Lifecycle:
     """The lifecycle of the core with its features."""
     live, clock, metrics, extensions, parsing = core.live, core.clock, core.metrics, core.extensions, core.parsing
+    choosing = ChoosePhase(live, core.fleet, core.router, core.objects, extensions, metrics, clock)
     resumption = Resumption(live=live, attempts=core.attempts, parsing=parsing, metrics=metrics, clock=clock)
     return Lifecycle(
         dialects=core.around.dialects,
@@ -211,7 +213,8 @@ def lifecycle_of(core: Core) -> Lifecycle:
         running=core.running,
         reading=ReadPhases(live, parsing, core.objects, core.callers, core.loops, clock),
         admitting=AdmitPhase(live, core.fleet, extensions, metrics, clock),
-        choosing=ChoosePhase(live, core.fleet, core.router, core.objects, extensions, metrics, clock),
+        choosing=choosing,
+        holding=HoldPhase(choosing, metrics, clock),
         attempts=core.attempts,
         delivery=Delivery(
             live=live,

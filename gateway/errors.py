@@ -21,6 +21,7 @@ NAMED: Final = 20  # models, replicas or pools in a text that lists them, of pos
 INSUFFICIENT_QUOTA: Final = "insufficient_quota"  # a spent budget: 429, but repeating the request is useless
 REPLICA_FAILED: Final = "replica_failed"  # no replica could answer, or complete its answer
 TIMEOUT: Final = "timeout"  # of a replica that is up: 504, but a repetition would take as long
+DEADLINE: Final = "deadline_exceeded"  # of the client: 504, and a repetition would come later still
 _PASSING: Final = frozenset([408, 425, 429])  # errors of the client that a repetition may cure
 _CONFLICT: Final = 409  # likewise, if it says when
 
@@ -80,7 +81,7 @@ class GatewayError(Exception):
     @property
     def permanent(self) -> bool:
         """True if the same request would get the same answer again."""
-        if self.code == TIMEOUT:
+        if self.code in (TIMEOUT, DEADLINE):
             return True
         if self.status == _CONFLICT:
             return self.retry_after_s is None
@@ -214,6 +215,7 @@ def timed_out(replica: str, happened: str) -> GatewayError:
 REFUSED, UNREACHABLE, UNKNOWN_PATH = "refused", "unreachable", "unknown_path"
 LOADING: Final = "loading"  # the engine loads its model: it has just started
 NO_ACCESS, UNFIT = "no_access", "unfit"
+HUNG: Final = "hung"  # it answers probes, and generates nothing
 
 
 class ReplicaFailure(Exception):
@@ -223,7 +225,7 @@ class ReplicaFailure(Exception):
     (no connection for another reason: a timeout, a name that does not resolve), "reset" (the connection broke), "timeout"
     (silence), "garbage" (no valid answer of an engine), "status" (an unexpected status), "unknown_path" (it does not have this
     endpoint), "no_access" (the gateway's own key or certificate for it cannot be read, or the key is refused), "unfit" (its
-    engine lacks a requested capability).
+    engine lacks a requested capability), "hung" (it answers probes, and generates nothing).
     reached: number of times that the request was sent, so that a replica may have begun to work on it, and it may have killed
     the replica. blameless: it shows nothing about the replica: a limit of the gateway ended it, or it ended while it was paused
     for a client that did not read. limit: the key of the time limit that ended it, or "".

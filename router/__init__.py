@@ -6,6 +6,8 @@ and `router.follower` keep several routers in step. Everything else is private t
 
 from router.booking import Booking
 from router.index.blocks import seed, text_keys, token_keys
+from router.leading import MAX_S as MAX_LEAD_S
+from router.leading import Lead
 from router.learning.promises import HELD
 from router.learning.scales import DEFAULT_UNITS_PER_TOKEN, TEMPLATE_TOKENS
 from router.learning.sessions import session_key
@@ -16,12 +18,14 @@ from router.types import Candidate, Cost, Decision, Outcome, Prompt, Replica
 __all__ = [
     "DEFAULT_UNITS_PER_TOKEN",
     "HELD",
+    "MAX_LEAD_S",
     "POLICIES",
     "TEMPLATE_TOKENS",
     "Booking",
     "Candidate",
     "Cost",
     "Decision",
+    "Lead",
     "Outcome",
     "Prompt",
     "Replica",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from router.index.holds import Hold
+from router.leading import Lead
 from router.learning.allowances import Allowances
 from router.load import Lease
 from router.types import Candidate, Decision, Outcome, Prompt
@@ -20,6 +21,9 @@ class Owner:
         raise NotImplementedError
 
     def move(self, booking: Booking, replicas: Collection[str], now: float) -> None:
+        raise NotImplementedError
+
+    def release(self, booking: Booking, now: float) -> None:
         raise NotImplementedError
 
     def close(self, booking: Booking, outcome: Outcome, now: float) -> bool:
@@ -40,7 +44,9 @@ class Booking:
     last use of the match there. pending: the credit is neither settled nor removed. backed: weight of the credit that its
     client's allowance covers (`learning/allowances.py`). tail: the end of the credit in the index.
     reserved: bytes of the index reserved for the credit. unseen: units of the prompt that the lease's replica may hold of the
-    session beyond the match (`learning/sessions.py`). moves: number of moves by another router.
+    session beyond the match (`learning/sessions.py`). moves: number of moves by another router. lead: of the lease for
+    which the request is to wait before it is sent, or None (`leading.py`). beside: of the lease that computes
+    a part of its match while it is sent, or None.
     """
 
     __slots__ = (
@@ -48,7 +54,9 @@ class Booking:
         "_owner",
         "allowances",
         "backed",
+        "beside",
         "idle_s",
+        "lead",
         "lease",
         "matched_blocks",
         "moves",
@@ -72,6 +80,8 @@ class Booking:
         self.weight = weight
         self.unseen = 0
         self.moves = 0
+        self.lead: Lead | None = None
+        self.beside: Lead | None = None
         self.idle_s: float | None = None
         self.pending = False
         self.allowances: Allowances | None = None  # of the replica where `backed` is reserved
@@ -110,6 +120,11 @@ class Booking:
         """The answer's first token arrived: the replica has computed a prompt. Only the first call counts."""
         if not (self.lease.decoding or self.lease.closed):
             self._owner.first_token(self, now)
+
+    def release(self, now: float) -> None:
+        """The request waits for its lead no longer: it is sent, or moves."""
+        if self.lead is not None:
+            self._owner.release(self, now)
 
     def move(self, replicas: Collection[str], now: float) -> None:
         """The replica failed before its first byte: choose again among `replicas` (not empty), and move the booking there."""

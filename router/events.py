@@ -20,8 +20,8 @@ Number = Annotated[int, Meta(ge=1)]
 
 
 class BookingOpened(Struct, frozen=True, array_like=True, gc=False, tag=0):
-    """A prompt was booked. Fields from `keys` to `breakpoints`, and images: see `Prompt`; from `replica` to `silent`: see
-    `Lease`; unseen: see `Booking`.
+    """A prompt was booked. Fields from `keys` to `breakpoints`, images and parent_key: see `Prompt`; from `replica` to
+    `silent`: see `Lease`; unseen: see `Booking`.
     """
 
     number: Number
@@ -41,6 +41,7 @@ class BookingOpened(Struct, frozen=True, array_like=True, gc=False, tag=0):
     silent: bool
     unseen: Count
     images: Count
+    parent_key: int = 0
 
 
 class BookingFirstToken(Struct, frozen=True, array_like=True, gc=False, tag=1):

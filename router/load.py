@@ -21,6 +21,7 @@ earlier; otherwise a long answer would count as queued until its end. Nothing is
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.learning.learned import Median
@@ -49,6 +50,7 @@ class ReplicaLoad:
     turn_ended: float = float("-inf")
     answered: float = 0.0  # exponentially decayed count of closed leases; time constant: turn_gap
     answered_at: float = float("-inf")  # time at which the last lease was closed
+    computed_at: float = float("-inf")  # time of the last first token, or good end of an answer with a token
 
     @property
     def waiting(self) -> list[Lease]:
@@ -85,9 +87,9 @@ class ReplicaLoad:
         Returns the first lease of the queue; None if it is empty.
         """
         while (first := self.first) is not None:
-            if not first.silent:
+            if not first.silent or first.lead is not None:
                 return first
-            ends = max(first.since, self.turn_ended) + first.uncached_tokens / self.rate.value
+            ends = max(first.sent, self.turn_ended) + first.uncached_tokens / self.rate.value
             if ends > now:
                 return first
             first.prefilled(ends)
@@ -98,7 +100,9 @@ class ReplicaLoad:
         first = self.first
         if first is None:
             return 0
-        since, booked = first.since, self.booked_tokens
+        since, booked = first.sent, self.booked_tokens
+        if first.lead is not None:
+            return booked
         done = int((now - (since if since > self.turn_ended else self.turn_ended)) * self.rate.value)
         if done <= 0:
             return booked
@@ -158,7 +162,9 @@ class Lease:
 
     since: time of its booking on this replica. silent: its answer shows no first token, or a token that does not show the
     duration of the prefill. remote: another router has booked it. prefill_s: duration of the prefill, once known. load: the
-    replica's. ahead, behind: its neighbours in the queue. keys: of its prompt, set by its booking.
+    replica's. ahead, behind: its neighbours in the queue. keys: of its prompt, set by its booking. lead: the lease for which it
+    waits before it is sent, or None (`leading.py`). sent: time of its booking, or of the end of that wait. watchers: called
+    when it gets its first token, moves, or ends.
     """
 
     __slots__ = (
@@ -167,15 +173,19 @@ class Lease:
         "closed",
         "decoding",
         "keys",
+        "lead",
         "ledger",
         "load",
+        "moves",
         "prefill_s",
         "prompt_tokens",
         "remote",
         "replica",
+        "sent",
         "silent",
         "since",
         "uncached_tokens",
+        "watchers",
     )
 
     def __init__(
@@ -193,7 +203,8 @@ class Lease:
         self.replica = replica
         self.prompt_tokens = prompt_tokens
         self.uncached_tokens = uncached_tokens
-        self.since = since
+        self.since = self.sent = since
+        self.moves = 0
         self.silent = silent
         self.remote = remote
         self.decoding = False
@@ -202,14 +213,17 @@ class Lease:
         self.keys: BlockKeys = b""
         self.ahead: Lease | None = None
         self.behind: Lease | None = None
+        self.lead: Lease | None = None
+        self.watchers: list[Callable[[], None]] | None = None
         self.load = ledger.enter(self)
 
     def first_token(self, now: float) -> None:
         """The prompt is prefilled: its tokens are no longer booked."""
         if self.closed or self.decoding:
             return
+        self.load.computed_at = now
         if not self.silent:
-            self.prefill_s = now - max(self.since, self.load.turn_ended)
+            self.prefill_s = now - max(self.sent, self.load.turn_ended)
         self.prefilled(now)
 
     def prefilled(self, now: float) -> None:
@@ -222,6 +236,13 @@ class Lease:
             load.remote_booked_tokens -= self.uncached_tokens
         load.leave_queue(self)
         load.turn_ended = max(load.turn_ended, now)
+        if self.watchers is not None:
+            self._tell()
+
+    def release(self, now: float) -> None:
+        """It waits for no other lease any more, and is sent."""
+        if self.lead is not None:
+            self.lead, self.sent = None, now
 
     def move(self, replica: str, prompt_tokens: int, uncached_tokens: int, now: float) -> None:
         """Book on another replica instead (failover). Ignored if closed."""
@@ -230,7 +251,11 @@ class Lease:
         self._leave(now)
         self.replica, self.prompt_tokens, self.uncached_tokens, self.since = replica, prompt_tokens, uncached_tokens, now
         self.decoding, self.prefill_s = False, None
+        self.lead, self.sent = None, now
+        self.moves += 1
         self.load = self.ledger.enter(self)
+        if self.watchers is not None:
+            self._tell()
 
     def close(self, now: float) -> bool:
         """Release the booking. True the first time; later calls return False and have no effect."""
@@ -238,8 +263,14 @@ class Lease:
             return False
         self._leave(now)
         self.load.count_answer(now, self.ledger.turn_gap.value)
-        self.closed = True
+        self.closed, self.lead = True, None
+        if self.watchers is not None:
+            self._tell()
         return True
+
+    def _tell(self) -> None:
+        for watcher in tuple(self.watchers or ()):
+            watcher()
 
     def _leave(self, now: float) -> None:
         load = self.load

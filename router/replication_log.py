@@ -131,4 +131,5 @@ def _opened(booking: Booking, *, silent: bool) -> BookingOpened:
         silent,
         booking.unseen,
         prompt.images,
+        prompt.parent_key,
     )

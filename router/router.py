@@ -30,12 +30,14 @@ from typing import Final
 from router.booking import Booking, Owner
 from router.index.paid import PaidPrefixes
 from router.index.trie import RadixTrie
+from router.leading import lead_of
 from router.learning.allowances import Allowances, UncountedMemory
 from router.learning.evidence import Evidence, Miss
+from router.learning.inflight import InflightSharing
 from router.learning.objects import Objects
 from router.learning.promises import BUSY, GONE, HELD, LEAST_TOKENS, LOST, WAIT_S, Promises
 from router.learning.scales import MAX_SCALES, MAX_UNITS, Scales
-from router.learning.sessions import Sessions
+from router.learning.sessions import Session, Sessions
 from router.load import BookingLedger, Lease
 from router.policies.least_cost import LeastCost
 from router.policies.policy import Policies
@@ -91,6 +93,7 @@ class Router(Owner):
         self._replicas: dict[str, Replica] = {}
         self._evidence: dict[str, Evidence] = {}
         self._allowances: dict[str, Allowances] = {}
+        self._inflight: dict[str, InflightSharing] = {}  # of replicas that may not share prefixes in flight
         self._uncounted = UncountedMemory()
         self._paid = PaidPrefixes(ttl_s, memory_bytes)
         self.scales = Scales()
@@ -129,6 +132,7 @@ class Router(Owner):
         if known is None:
             self._allowances[replica.name] = Allowances()
         self._replicas[replica.name] = replica
+        self._know_sharing(replica)
         self.ledger.rates.add(replica.name, replica.pool)
         if known is not None and _context_of(known) <= self._least_context < _context_of(replica):
             self._least_context = min(map(_context_of, self._replicas.values()))
@@ -146,6 +150,7 @@ class Router(Owner):
         self._evidence.pop(name, None)
         self._allowances.pop(name, None)
         self._forget(name)
+        self._inflight.pop(name, None)
         self.trie.remove_replica(name)
         self._paid.remove_replica(name)
         self.scales.forget(name)
@@ -177,6 +182,16 @@ class Router(Owner):
         """Forget the learned state outside the index of a replica that has lost its cache."""
         self.sessions.lost(name, self.trie.now, self.trie.ttl_s)
         self.promises.lost(name, self.trie.now)
+        if name in self._inflight:
+            self._inflight[name].forget()
+
+    def _know_sharing(self, replica: Replica) -> None:
+        """Keep the evidence about a replica's sharing in flight, unless its engine is another one."""
+        known, slots = replica.shares_inflight, replica.slots
+        if known:
+            self._inflight.pop(replica.name, None)
+        elif (before := self._inflight.get(replica.name)) is None or (before.known, before.slots) != (known, slots):
+            self._inflight[replica.name] = InflightSharing(known=known, slots=slots)
 
     def doubt(self, names: Set[str]) -> None:
         """From now on nothing is learned from counts and times of these replicas, and they have the rates of their pools."""
@@ -212,6 +227,11 @@ class Router(Owner):
         """The learned scale of a model; 1 if a unit is a token."""
         return self.scales.units_per_token(scale)
 
+    def computes_apart(self, name: str) -> bool:
+        """True if a replica computes a prefix again that it is still computing for another request, as far as known."""
+        inflight = self._inflight.get(name)
+        return inflight is not None and inflight.apart
+
     def holder(self, prompt: Prompt, replicas: Collection[str], now: float) -> str:
         """The one of these replicas that is believed to hold most of the prompt; "" without one, or if several hold as much.
 
@@ -241,7 +261,10 @@ class Router(Owner):
         booking = Booking(self, prompt, lease, best.matched_blocks, quotes.block_weight)
         booking.decision = decision
         booking.unseen = quotes.unseen.get(best.replica, 0)
-        self._credit(booking)
+        if lease.ahead is not None and best.matched_blocks:
+            self._follow(booking, now)
+        if booking.lead is None:
+            self._credit(booking)
         if self.journal:
             self.journal.opened(booking)
         return booking
@@ -269,21 +292,39 @@ class Router(Owner):
         booking.decision = decision = self._decide(quotes)
         best = decision.best
         booking.unseen = quotes.unseen.get(best.replica, 0)
-        self.rebook(booking, best.replica, best.matched_blocks, decision.prompt_tokens, best.uncached_tokens, now)
+        self._rebook(booking, best.replica, best.matched_blocks, decision.prompt_tokens, best.uncached_tokens, now)
+        if booking.lease.ahead is not None and best.matched_blocks:
+            self._follow(booking, now)
+        if booking.lead is None:
+            self._credit(booking)
         if self.journal:
             self.journal.moved(booking)
 
     def rebook(
         self, booking: Booking, replica: str, matched_blocks: int, prompt_tokens: int, uncached_tokens: int, now: float
     ) -> None:
-        """An open booking moves to a replica, by this or another router's decision."""
+        """An open booking moves to a replica, by another router's decision."""
+        self._rebook(booking, replica, matched_blocks, prompt_tokens, uncached_tokens, now)
+        self._credit(booking)
+
+    def _rebook(
+        self, booking: Booking, replica: str, matched_blocks: int, prompt_tokens: int, uncached_tokens: int, now: float
+    ) -> None:
         left = booking.lease.replica
         self._take_back(booking)
+        booking.lead = booking.beside = None
         booking.matched_blocks = matched_blocks
         booking.lease.move(replica, prompt_tokens, uncached_tokens, now)
         if left not in self._replicas:
             self.ledger.remove(left)
-        self._credit(booking)
+
+    def release(self, booking: Booking, now: float) -> None:
+        """See Booking.release."""
+        lost = booking.lead is not None and booking.lead.lost
+        booking.lead = None
+        booking.lease.release(now)
+        if not lost:
+            self._credit(booking)
 
     def close(self, booking: Booking, outcome: Outcome, now: float) -> bool:
         """See Booking.close."""
@@ -311,6 +352,7 @@ class Router(Owner):
         if not (outcome.ok and outcome.shown):
             self._take_back(booking, wholly=outcome.ok and doubted)
             return False
+        lease.load.computed_at = now
         keys, whole = self._settle(booking, tokens, now)
         counted = tokens is not None
         if outcome.cached_tokens is None and keys:
@@ -359,9 +401,17 @@ class Router(Owner):
             raise ValueError("no replica to choose from")
         quotes = Quotes(self.trie, self.ledger, prompt, self.units_per_token(prompt.scale), replicas, now)
         quotes.discount(self.rents)
-        if prompt.session_key and (session := self.sessions.find(prompt.session_key)):
-            quotes.expect(self.sessions, session, now - self.trie.ttl_s, self.units_per_token(prompt.scale))
+        if prompt.session_key:
+            sessions = self.sessions
+            if session := sessions.find(prompt.session_key):
+                self._expect(quotes, session, sessions.share(session))
+            elif prompt.parent_key and (parent := sessions.find(prompt.parent_key)):
+                self._expect(quotes, parent, sessions.kin_share)
         return quotes
+
+    def _expect(self, quotes: Quotes, session: Session, share: float) -> None:
+        scale = self.units_per_token(quotes.prompt.scale)
+        quotes.expect(self.sessions, session, share, quotes.now - self.trie.ttl_s, scale)
 
     def _ranked(self, quotes: Quotes) -> tuple[Decision, list[Candidate]]:
         ranking = self._policy.order(quotes.prompt, quotes.candidates(), self._chance)
@@ -413,7 +463,7 @@ class Router(Owner):
 
     def _credit(self, booking: Booking) -> None:
         lease = booking.lease
-        name, now = lease.replica, lease.since
+        name, now = lease.replica, lease.sent
         if not self._least_cost:  # that policy stores nothing
             self._policy.booked(name)
         keys = self._creditable(booking)
@@ -426,6 +476,30 @@ class Router(Owner):
             matched = max(0, lease.prompt_tokens - lease.uncached_tokens)  # another router's numbers may be of two moments
             next_turn = matched * 2 >= lease.prompt_tokens
             self.ledger.record_return(lease.load, idle_s, min(1.0, matched / TURN_TOKENS), next_turn, now)
+
+    def _follow(self, booking: Booking, now: float) -> None:
+        """Set the lease that computes a part of the booking's match: to wait for it, or to learn from it. O(1)."""
+        lease, best = booking.lease, booking.decision.best
+        inflight = self._inflight.get(lease.replica)
+        if inflight is None:
+            return
+        end = best.matched_blocks * KEY_BYTES
+        prefix = booking.prompt.keys[end - KEY_BYTES : end]
+        lead = lead_of(lease, prefix, end, best.matched_tokens, now, slots=inflight.slots)
+        if lead is not None and inflight.apart:
+            booking.lead, lease.lead = lead, lead.lease
+        else:
+            booking.beside = lead
+
+    def _learn_sharing(self, booking: Booking, cached: int) -> None:
+        """Learn how much of a prefix was found that another request computed when this one was sent, once the replica has
+        reported a hit. cached: as reported.
+        """
+        lead, inflight = booking.beside, self._inflight.get(booking.lease.replica)
+        evidence = self._evidence[booking.lease.replica]
+        if lead is not None and inflight is not None and lead.computed and not lead.lease.silent and evidence.hits:
+            before = booking.decision.best.matched_tokens - lead.tokens
+            inflight.learn(lead.tokens, min(max(0, cached - before), lead.tokens))
 
     def _creditable(self, booking: Booking) -> BlockKeys:
         """The keys of the part of the prompt that the booking's replica can hold, by the estimated tokens."""
@@ -546,6 +620,8 @@ class Router(Owner):
             computed = min(computed, tokens)
             if cached is not None:
                 computed = tokens - cached
+                if booking.beside is not None:
+                    self._learn_sharing(booking, cached)
                 restarted = self._believe(booking, evidence, keys, tokens, cached, now)
         if lease.prefill_s is not None:  # with the engine's computed tokens, if it reports them; else with the estimate
             lease.load.rate.learn(computed, lease.prefill_s)
@@ -558,14 +634,19 @@ class Router(Owner):
         if not booking.unseen:
             self.sessions.matched(prompt.session_key, prompt.units, blocks, prompt.block_units, int(matched))
         elif cached is not None:
-            self.sessions.learn(prompt.session_key, unseen, min(max(0.0, cached - matched), unseen))
+            found = min(max(0.0, cached - matched), unseen)
+            if prompt.parent_key and self.sessions.find(prompt.session_key) is None:
+                self.sessions.kin.learn(unseen, found)
+            else:
+                self.sessions.learn(prompt.session_key, unseen, found)
 
     def _believe(self, booking: Booking, evidence: Evidence, keys: BlockKeys, tokens: int, cached: int, now: float) -> bool:
         """Learn from the engine's reported cached tokens. keys: of the computed blocks. True if it had lost its cache."""
         prompt, name, matched, known = booking.prompt, booking.lease.replica, booking.matched_blocks, evidence.capacity
         held = int(cached * self.units_per_token(prompt.scale) / prompt.block_units)
         # Tolerance of one block: tokens are an estimate, and an engine's blocks end at other places.
-        lost = held + 1 < matched
+        # A part that another request computed meanwhile says nothing about the cache.
+        lost = held + 1 < matched and booking.beside is None
         if lost and cached:  # unless its tokens are longer than in other prompts
             lost = not prompt.images and cached * prompt.units < (matched - 1) * prompt.block_units * tokens
         if held > matched + 1:

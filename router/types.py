@@ -29,15 +29,28 @@ class Prompt:
     keys: the keys of its full blocks. units: its whole length (the partial last block included), in bytes of canonical text or
     in token ids. block_units: the length of one block, in the same units. scale: the name under which units per token are
     learned (a model's bounded label); "" if a unit is a token. session: the conversation that the client names, or ""; for
-    sticky policies only. session_key: a number for the session, 0 without one; used by the cost (`learning/sessions.py`).
+    sticky policies only. session_key: a number for the session, 0 without one; used by the cost (`learning/sessions.py`). Each
+    agent of a session has its own. parent_key: the number of the agent that has started this one, 0: none, or unknown.
     client: a hash that identifies the client, as far as the gateway can distinguish clients. origin: likewise, by properties
     that a client cannot make up, for evidence about replicas. breakpoints: (blocks, seconds)
     each: the client wants the prompt cached up to there, for so long; 0 seconds: it may have wanted that in an earlier prompt
-    (`learning/promises.py`). images: number of images, whose tokens are a guess. These three are set by the creator of the
+    (`learning/promises.py`). images: number of images, whose tokens are a guess. These four are set by the creator of the
     prompt.
     """
 
-    __slots__ = ("block_units", "breakpoints", "client", "images", "keys", "origin", "scale", "session", "session_key", "units")
+    __slots__ = (
+        "block_units",
+        "breakpoints",
+        "client",
+        "images",
+        "keys",
+        "origin",
+        "parent_key",
+        "scale",
+        "session",
+        "session_key",
+        "units",
+    )
 
     def __init__(
         self,
@@ -59,6 +72,12 @@ class Prompt:
         self.origin = client
         self.breakpoints: tuple[tuple[int, int], ...] = ()
         self.images = 0
+        self.parent_key = 0
+
+    @property
+    def family_key(self) -> int:
+        """The number of the parent, which siblings share; without a parent the own one; 0 without a session."""
+        return self.parent_key or self.session_key
 
     @property
     def blocks(self) -> int:
@@ -69,7 +88,7 @@ class Prompt:
         return int(self.block_units * TOKEN_WEIGHT / units_per_token + 0.5) or 1
 
     def _fields(self) -> tuple[object, ...]:
-        names = self.session, self.client, self.session_key
+        names = self.session, self.client, self.session_key, self.parent_key
         return self.keys, self.units, self.block_units, self.scale, *names, self.origin, self.breakpoints, self.images
 
     def __eq__(self, other: object) -> bool:
@@ -88,7 +107,8 @@ class Replica:
 
     capacity_tokens: the size of its KV cache, None if unknown (unbounded here). context_tokens: the longest prompt that it
     accepts, None if unknown. one_conversation: its cache holds only the last request. pool: replicas of one pool are expected
-    to be equally fast.
+    to be equally fast. shares_inflight: it shares a prefix that it is still computing; None: to be learned. slots: a prefix is
+    found when its request has ended, by one request at a time.
     """
 
     name: str
@@ -96,6 +116,8 @@ class Replica:
     context_tokens: int | None = None
     one_conversation: bool = False
     pool: str = ""
+    shares_inflight: bool | None = True
+    slots: bool = False
 
 
 class Cost(NamedTuple):

@@ -37,6 +37,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("learning",),
         ("index",),
         ("load",),
+        ("leading",),
         ("pricing",),
         ("policies",),
         ("booking", "events"),
@@ -56,6 +57,7 @@ TABLE = ("gateway.features.table", "gateway.features.declaring")
 
 # Which feature may use which other one, beside slots and topics.
 USES: Mapping[str, set[str]] = {
+    "adoption": {"runs"},
     "prompt_log": {"histories", "runs", "translation"},
     "responses": {"histories", "runs"},
     "runs": {"histories"},

@@ -19,6 +19,7 @@ from bench.fleet.stage import ready
 from bench.measure.cpu import cpu_seconds
 from bench.measure.ports import free_port
 from bench.prompt_log.link import SlowLink
+from gateway.features.prompt_log.naming.chain import EMPTY, head_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,8 @@ async def warmed(url: str) -> None:
     """Has the gateway open its store, of another key."""
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
     async with aiohttp.ClientSession(headers={"Prompt-Log": "keep", "Authorization": "Bearer w"}) as session:
+        async with session.get(f"{url}/v1/logs/{head_name(EMPTY)}") as answer:  # waits for the store
+            await answer.read()
         for _ in range(3):
             async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
                 await answer.read()

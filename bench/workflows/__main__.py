@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import io
 import json
 import statistics
 import subprocess
@@ -36,7 +37,7 @@ from aiohttp import web
 from bench.fleet.stage import gateways, ready
 from bench.measure.ports import free_ports
 from bench.workflows.programs import HISTORY, Program, programs, without_speculation
-from bench.workflows.sequential import ClientRun, run_sequentially
+from bench.workflows.sequential import ClientRun, FailedRunError, run_sequentially
 from gateway.features.workflows.language.compiling import compile_document
 from gateway.features.workflows.language.workflow import Workflow
 
@@ -63,7 +64,9 @@ class EngineCounters(NamedTuple):
 
 @dataclass(slots=True)
 class Measured:
-    """usages, seconds: of the runs. client: the same calls one after another. sequential: without speculation."""
+    """usages, seconds: of the runs. client: the same calls one after another. sequential: without speculation. failures: of
+    runs and clients, by their error; these are left out.
+    """
 
     program: Program
     usages: list[dict[str, Any]] = field(default_factory=list)
@@ -71,6 +74,7 @@ class Measured:
     client: list[ClientRun] = field(default_factory=list)
     sequential: list[ClientRun] = field(default_factory=list)
     counters: EngineCounters = field(default_factory=EngineCounters)  # of all runs
+    failures: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
@@ -96,16 +100,22 @@ class Bench:
         if program.name == "speculative":
             forms.append((compile_document(without_speculation(program.document)), found.sequential))
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(3600)) as http:
-            await self._run(
-                http, Measured(program), f"first {time.time_ns()}", FIRST
-            )  # the gateway learns, and imports its runtime
+            with contextlib.suppress(FailedRunError):  # the gateway learns, and imports its runtime
+                await self._run(http, Measured(program), f"first {time.time_ns()}", FIRST)
             for number in range(self._options.runs):
                 before = self._counters()
-                await self._run(http, found, f"run {number} {time.time_ns()}", self._options.history)
+                try:
+                    await self._run(http, found, f"run {number} {time.time_ns()}", self._options.history)
+                except FailedRunError as error:
+                    found.failures[str(error)] += 1
+                    continue
                 more = (now - then for now, then in zip(self._counters(), before, strict=True))
                 found.counters = EngineCounters(*map(sum, zip(found.counters, more, strict=True)))
                 for workflow, runs in forms if not self._options.alone else ():
-                    runs.append(await self._one_after_another(http, workflow, f"client {number} {time.time_ns()}"))
+                    try:
+                        runs.append(await self._one_after_another(http, workflow, f"client {number} {time.time_ns()}"))
+                    except FailedRunError as error:
+                        found.failures[f"client: {error}"] += 1
         return found
 
     async def _run(self, http: aiohttp.ClientSession, found: Measured, seed: str, history: int) -> None:
@@ -114,10 +124,11 @@ class Bench:
         begun = time.perf_counter()
         for number in range(self._program.runs):
             body = {"workflow": self._program.document, "inputs": self._program.inputs(seed, number, history)}
-            async with http.post(self._gateway + RUNS, json=body) as answer:
+            async with http.post(self._gateway + RUNS, data=io.BytesIO(json.dumps(body).encode())) as answer:
                 run = await answer.json()
             if answer.status != 200 or run["status"] != "completed":
-                raise RuntimeError(f"{self._program.title}: {answer.status} {json.dumps(run)[:500]}")
+                error = run["error"] or run["incomplete_details"]
+                raise FailedRunError(f"step {error.get('step')}, {error.get('code') or error['reason']}")
             usage = {key: usage.get(key, 0) + value for key, value in run["usage"].items()}
         found.seconds.append(time.perf_counter() - begun)
         found.usages.append(usage)
@@ -162,7 +173,16 @@ def simulated(options: argparse.Namespace, program: Program, folder: Path) -> It
     script = folder / "script.json"
     script.write_text(json.dumps(program.script))
     models = program.models
-    flags = ["--engine", "sim", "--script", str(script), "--kv-tokens", str(KV_TOKENS), "--speed", str(options.speed)]
+    flags = [
+        "--engine",
+        "sim",
+        "--script",
+        str(script),
+        "--kv-tokens",
+        str(max(KV_TOKENS, 4 * options.history)),
+        "--speed",
+        str(options.speed),
+    ]
     flags += ["--prefill-rate", str(PREFILL_RATE), "--decode-rate", str(DECODE_RATE), *(["--slots"] if options.slots else [])]
     ports = free_ports(REPLICAS)
     command = [sys.executable, "-m", "gateway", "replica", *flags]
@@ -236,6 +256,8 @@ def spread(seconds: Sequence[float]) -> str:
 
 def line(found: Measured) -> str:
     usages, count = found.usages, len(found.usages)
+    if not usages:
+        return f"| {found.program.title} |{' - |' * 9}"
     mean = {key: sum(each[key] for each in usages) / count for key in usages[0]}
     client = [run.prompt - run.cached for run in found.client]
     cells = [found.program.title, f"{mean['calls']:.1f}"]
@@ -254,7 +276,10 @@ def report(options: argparse.Namespace, found: Sequence[Measured]) -> Iterator[s
     yield f"{fleet}; gate {options.gate}; {options.runs} runs; a history of {options.history} tokens\n"
     yield HEAD
     yield from map(line, found)
-    speculative = [each for each in found if each.sequential]
+    yield ""
+    for each in found:
+        yield from (f"{each.program.title}: {count} failed ({why})" for why, count in each.failures.items())
+    speculative = [each for each in found if each.usages and each.sequential]
     if speculative:
         yield SPECULATION_HEAD
     for each in speculative:

@@ -21,6 +21,10 @@ from gateway.features.workflows.running.scheduler import COMPLETED, RunScheduler
 MAX_TOKENS: Final = 1024
 
 
+class FailedRunError(Exception):
+    """A run has not completed: its step and code."""
+
+
 @dataclass(slots=True)
 class ClientRun:
     """What one run took. Tokens are the engines' counts."""
@@ -34,7 +38,7 @@ class ClientRun:
 async def run_sequentially(
     http: aiohttp.ClientSession, gateway: str, connectors: Mapping[str, str], workflow: Workflow, inputs: Mapping[str, Any]
 ) -> ClientRun:
-    """connectors: URLs by name. Raises RuntimeError for a run that does not complete."""
+    """connectors: URLs by name. Raises FailedRunError."""
     scheduler = RunScheduler(workflow, read_inputs(workflow.inputs, dict(inputs)), MAX_TOKENS)
     spent, begun, waiting = ClientRun(), time.perf_counter(), deque[StartCall]()
     scheduler.begin(0.0, {})
@@ -49,7 +53,7 @@ async def run_sequentially(
             await _send(http, gateway, connectors, scheduler, waiting.popleft(), spent)
     spent.seconds = time.perf_counter() - begun
     if scheduler.status != COMPLETED:
-        raise RuntimeError(f"{workflow.name}: {scheduler.status}, {scheduler.error}")
+        raise FailedRunError(f"step {scheduler.failed_step}, {scheduler.error.code if scheduler.error else scheduler.status}")
     return spent
 
 
@@ -70,7 +74,7 @@ async def _send(
     url = f"{gateway}/v1/chat/completions" if chat else f"{gateway}/v1/completions"
     async with http.post(url, json={**call.body, "stream": False}) as answer:
         if answer.status != 200:
-            raise RuntimeError(f"{call.name}: {answer.status} {await answer.text()}")
+            raise FailedRunError(f"step {call.name}, {answer.status}")
         body = await answer.json()
     usage, choice = body["usage"], body["choices"][0]
     spent.calls += 1

@@ -150,6 +150,11 @@ class MemoryLease:
         self.account.add(size)
         return True
 
+    def charge(self, size: int) -> None:
+        """`grow`. Raises GatewayError 503 if the client may not hold the bytes."""
+        if not self.grow(size):
+            raise over_budget(0, self.account.largest)
+
     def fits(self, size: int) -> bool:
         """True if `grow` would charge the bytes. False counts as a refusal."""
         if self.account.grants(size):

@@ -206,6 +206,13 @@ class Admission:
             self._rate.saturated(self._clock())
 
     @property
+    def expected_s(self) -> float | None:
+        """The expected wait of a request that comes now, in seconds. None: it does not wait, or nothing is known."""
+        if not (self._full and self._rate.known):
+            return None
+        return self._rate.seconds_to_next(self._clock()) * (len(self._queue) + 1)
+
+    @property
     def refuses(self) -> bool:
         """True if a request would find neither a slot nor a place in the queue."""
         return self._full and len(self._queue) >= self._max_queue

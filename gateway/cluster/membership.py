@@ -115,11 +115,6 @@ class Membership:
         """Members from sources that were refused."""
         return self._merged.rejected
 
-    @property
-    def drains(self) -> Collection[str]:
-        """Names of drained replicas that sources may find."""
-        return self._drains
-
     def source_of(self, name: str) -> str | None:
         """The source of this member; None: there is no such member."""
         return self._merged.sources.get(name)

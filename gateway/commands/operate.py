@@ -89,6 +89,7 @@ class OperatorRow(Struct, frozen=True):
     inflight: int
     booked_tokens: int
     held_tokens: int
+    hung: bool = False
 
 
 class SourceRow(Struct, frozen=True):
@@ -358,7 +359,7 @@ def picture(answer: ReplicasAnswer, sharing: SharingAnswer) -> list[RenderableTy
 
 
 def _state(row: OperatorRow) -> str:
-    words = [word for word, holds in (("leaving", row.leaving), ("draining", row.draining)) if holds]
+    words = [word for word, holds in (("leaving", row.leaving), ("draining", row.draining), ("hangs", row.hung)) if holds]
     return ", ".join([*words, *(["up"] if row.up else [f"down ({row.error or 'not probed yet'})"])])
 
 

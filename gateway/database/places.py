@@ -6,8 +6,10 @@ import os
 import tempfile
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 SQLITE: Final = "sqlite"  # URL of a file in the state folder
+_FILE: Final = "sqlite:///"
 LEDGER_FILE: Final = "ledger.sqlite"  # default name
 
 
@@ -22,4 +24,9 @@ def state_folder() -> Path:
 
 def with_path(url: str, name: str) -> str:
     """The URL; `sqlite` without a path becomes the file of this name in the state folder."""
-    return f"sqlite:///{state_folder() / name}" if url == SQLITE else url
+    return f"{_FILE}{state_folder() / name}" if url == SQLITE else url
+
+
+def file_of(url: str) -> Path | None:
+    """The file of SQLite; None: the URL, which has a path, is of another database."""
+    return Path(unquote(url.removeprefix(_FILE).partition("?")[0])) if url.startswith(_FILE) else None

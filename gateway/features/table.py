@@ -27,6 +27,8 @@ NAMES: Final = [
     "ledger",
     "savings",
     "audit",
+    "hangs",
+    "deadlines",
     "snapshots",
     "sharing",
     "workers",
@@ -41,6 +43,7 @@ NAMES: Final = [
     "discovery",
     "workflows",
     "prompt_log",
+    "adoption",
 ]
 """In the order of installation."""
 

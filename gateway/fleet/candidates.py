@@ -1,7 +1,8 @@
 """Selects the replicas of a model to which a request may be sent now. Pure.
 
     left:    live replicas that the request has not tried
-    rested:  in `left`, and past their Retry-After                         if empty: all of `left`
+    working: in `left`, and do not hang                                    if empty: all of `left`
+    rested:  in `working`, and past their Retry-After                      if empty: all of `working`
     allowed: in `rested`, with a breaker that allows a request             if empty, or too many are open: all of `rested`
     chosen:  in `allowed`: all replicas of the largest weight; each        if empty: all of `allowed`
              other one by chance, as often as its weight in all weights
@@ -39,6 +40,7 @@ def eligible(
     resting replica if there is no other. Empty only if all were tried (or rest, without `resting`). O(replicas).
     """
     left = [(name, state) for name, state in replicas.items() if name not in tried]
+    left = [(name, state) for name, state in left if not state.hung] or left
     rested = [(name, state) for name, state in left if state not in suspects or now >= state.rests_until]
     if not rested:
         return [name for name, _ in left] if resting else []
@@ -56,6 +58,7 @@ def spared(replicas: Mapping[str, ReplicaState], suspects: Set[ReplicaState], no
         if state.share < 1
         and state.name not in chosen
         and replicas.get(state.name) is state
+        and not state.hung
         and now >= state.rests_until
         and state.breaker.allows(now)
     ]
@@ -69,9 +72,9 @@ def _weighed(allowed: list[tuple[str, ReplicaState]], chance: Random) -> list[st
 
 
 def any_well(replicas: Mapping[str, ReplicaState], suspects: Set[ReplicaState], now: float) -> bool:
-    """True if a replica is live, does not rest, and its breaker allows a request. O(1) if the first one does."""
+    """True if a replica is live, does not hang, does not rest, and its breaker allows a request. O(1) if the first one does."""
     return any(
-        state.live and (state not in suspects or (now >= state.rests_until and state.breaker.allows(now)))
+        state.live and not state.hung and (state not in suspects or (now >= state.rests_until and state.breaker.allows(now)))
         for state in replicas.values()
     )
 

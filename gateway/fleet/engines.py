@@ -43,7 +43,8 @@ Page = Mapping[str, Sequence[Sample]]
 class EngineProfile:
     """One row of the table.
 
-    owner: `owned_by` in its model list. running, waiting: names of its gauges, or "". rank: the label that distinguishes its
+    owner: `owned_by` in its model list. running, waiting: names of its gauges, or "". progress: names of metrics of which one
+    changes while it computes, and none while it hangs. rank: the label that distinguishes its
     ranks. page_kv, answer_kv: read the size of its KV cache in tokens from its page, or from the JSON answer to one of
     `inquiries` (paths, tried in turn). kv_metrics: names of the metrics that page_kv reads; a `Page` has only metrics of the
     table. bounded: prefixes that leave the KV cache are lost; else its size is no bound. salts: it separates prefixes by
@@ -53,9 +54,9 @@ class EngineProfile:
     counts_cached: its reports of cached tokens are reliable; else they are ignored. pages: it has pages about itself beside its
     models. fragile: it crashes at unexpected requests, and serves one at a time; only these endpoints are used. plain_chat: it
     takes only chat requests of texts, and streams in a form of its own (`translation/adaptation/`). one_conversation: its cache
-    holds only the last request. shares_inflight: prompts that arrive together compute a common prefix once; else each computes
-    it, unless an earlier one has its first token. slots: a prefix is in the slot of an ended request, which the next request
-    takes. choices: it takes `structured_outputs: {choice}`.
+    holds only the last request. shares_inflight: prompts that arrive together compute a common prefix once; False: each
+    computes it, unless an earlier one has its first token; None: it is learned (`router/learning/inflight.py`). slots: a prefix
+    is in the slot of an ended request, which the next request takes. choices: it takes `structured_outputs: {choice}`.
     """
 
     name: str
@@ -67,6 +68,7 @@ class EngineProfile:
     zero: str
     page_kv: Callable[[Page, str], int | None] = lambda _page, _rank: None
     kv_metrics: tuple[str, ...] = ()
+    progress: tuple[str, ...] = ()
     answer_kv: Callable[[Any], int | None] = lambda _answer: None
     inquiries: tuple[str, ...] = ()
     bounded: bool = True
@@ -79,7 +81,7 @@ class EngineProfile:
     fragile: frozenset[tuple[str, str]] | None = None
     plain_chat: bool = False
     one_conversation: bool = False
-    shares_inflight: bool = False
+    shares_inflight: bool | None = None
     slots: bool = False
     choices: bool = False
 
@@ -89,6 +91,7 @@ class Facts:
     """Facts that one engine reports about itself.
 
     started: start of its process, in seconds since 1970. running, waiting: sequences. caching: its prefix cache is on.
+    progress: the values of its metrics of progress, summed over models and ranks; empty: it has none.
     """
 
     engine: EngineProfile = field(default_factory=lambda: UNKNOWN)
@@ -97,6 +100,7 @@ class Facts:
     running: int | None = None
     waiting: int | None = None
     caching: bool | None = None
+    progress: tuple[float, ...] = ()
 
     @property
     def capacity_tokens(self) -> int | None:
@@ -130,6 +134,7 @@ def read(engine: EngineProfile, page: Page) -> Facts:
         running=_sequences(page, engine.running, engine.rank),
         waiting=_sequences(page, engine.waiting, engine.rank),
         caching=_caching(page),
+        progress=_progress(page, engine.progress),
     )
 
 
@@ -209,6 +214,13 @@ def _sequences(page: Page, name: str, rank: str) -> int | None:
     return int(value) if value is not None and value <= _MAX_SEQUENCES else None
 
 
+def _progress(page: Page, names: Sequence[str]) -> tuple[float, ...]:
+    """The sums of these metrics over all their samples; empty without any sample."""
+    if not any(name in page for name in names):
+        return ()
+    return tuple(sum(_number(sample.value) or 0.0 for sample in page.get(name, ())) for name in names)
+
+
 def _over_ranks(samples: Sequence[Sample], rank: str, value: Callable[[Sample], float | None]) -> float | None:
     """The sum over the ranks of the largest value in each; None if there is none, or an impossible one."""
     largest: dict[str, float] = {}
@@ -276,6 +288,7 @@ VLLM = EngineProfile(
     zero="Is it started with --no-enable-prefix-caching? Start it with --enable-prefix-caching.",
     page_kv=_vllm_kv,
     kv_metrics=("vllm:cache_config_info",),
+    progress=("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:kv_cache_usage_perc"),
     salts=True,
     shares_inflight=True,
     choices=True,
@@ -287,7 +300,7 @@ OURS = replace(
     name="warmroute",
     owner="warmroute",
     prewarms=True,
-    shares_inflight=False,  # a second prompt computes the first one's last chunk once more
+    shares_inflight=None,  # all but the last chunk; with slots nothing
     silent="`warmroute replica` always reports them; does a proxy in between change its answers?",
     zero="Its cache may be too small for the requests: look at vllm:prefix_cache_hits_total.",
 )
@@ -302,6 +315,7 @@ SGLANG = EngineProfile(
     zero="Is it started with --disable-radix-cache?",
     page_kv=_sglang_kv,
     kv_metrics=("sglang:max_total_num_tokens", "sglang:cache_config_info"),
+    progress=("sglang:generation_tokens_total", "sglang:prompt_tokens_total", "sglang:token_usage"),
     answer_kv=_sglang_answer_kv,
     inquiries=("/v1/loads", "/server_info", "/get_server_info"),
     shares_inflight=True,
@@ -314,12 +328,14 @@ LLAMACPP = EngineProfile(
     owner="llamacpp",
     running="llamacpp:requests_processing",
     waiting="llamacpp:requests_deferred",
+    progress=("llamacpp:n_decode_total", "llamacpp:prompt_tokens_total", "llamacpp:spec_decode_num_drafts_total"),
     rank="",
     silent="llama.cpp's server always reports them; does a proxy in between change its answers?",
     zero="Do the requests say cache_prompt: false? Are there fewer slots (--parallel) than conversations, and no --cache-ram?",
     answer_kv=_llamacpp_answer_kv,
     inquiries=("/props",),
     bounded=False,
+    shares_inflight=False,
     slots=True,
     partial=frozenset(["responses"]),  # events without output_index, objects without created_at and model
 )
@@ -332,6 +348,7 @@ TGI = EngineProfile(
     rank="",
     silent="TGI does not report them at all.",
     zero="TGI does not report them at all.",
+    shares_inflight=False,
     lacks=frozenset(["messages", "responses"]),
 )
 
@@ -346,6 +363,7 @@ OLLAMA = EngineProfile(
     zero="Ollama always reports 0.",
     counts_cached=False,
     pages=False,
+    shares_inflight=False,
     slots=True,
 )
 
@@ -381,7 +399,9 @@ UNKNOWN: EngineProfile = EngineProfile(
 ENGINES = (VLLM, OURS, SGLANG, LLAMACPP, TGI, OLLAMA, DISTRIBUTED_LLAMA)
 _BY_NAME: Mapping[str, EngineProfile] = {engine.name: engine for engine in ENGINES}
 
-_NAMES = frozenset([_START, *(name for each in ENGINES for name in (each.running, each.waiting, *each.kv_metrics) if name)])
+_NAMES = frozenset(
+    [_START, *(name for each in ENGINES for name in (each.running, each.waiting, *each.kv_metrics, *each.progress) if name)]
+)
 # Some builds of SGLang write sglang_ for sglang:, as all exporters do that cannot have colons.
 _CANONICAL: Mapping[bytes, str] = {name.replace(":", "_").encode(): name for name in sorted(_NAMES)}
 

@@ -115,8 +115,9 @@ class Prober:
 
     def set_bounds(self, state: ReplicaState) -> None:
         """Give the router the replica's KV size and longest prompt; called when they may have changed."""
-        capacity = state.capacity_tokens
-        self._router.add(Replica(state.name, capacity, state.context_tokens, state.engine.one_conversation, state.member.pool))
+        capacity, engine = state.capacity_tokens, state.engine
+        known = state.name, capacity, state.context_tokens, engine.one_conversation, state.member.pool
+        self._router.add(Replica(*known, engine.shares_inflight, engine.slots))
         self._metrics.replica_capacity.set((state.name,), capacity)
 
     # -- observations of requests

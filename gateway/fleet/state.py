@@ -57,7 +57,7 @@ class ReplicaState:
     after this idle time. idle_limit_s: the shortest idle time after which it closed a connection without a restart. lacks: time
     at which it did not know the path of a dialect, by the dialect's name, or refused USAGE_WISH. findings: of the audit
     (docs/audit.md). miscounts_cached, miscounts_prompts: by these its cached tokens are not used, nor prompt tokens far above
-    the estimate.
+    the estimate. hung: it answers probes, and generates nothing: it gets new requests only if no other replica is left.
     """
 
     member: Member
@@ -89,6 +89,7 @@ class ReplicaState:
     findings: frozenset[str] = frozenset()
     miscounts_cached: bool = False
     miscounts_prompts: bool = False
+    hung: bool = False
 
     @property
     def name(self) -> str:
@@ -150,8 +151,8 @@ class ReplicaState:
         return self.member.weight / MAX_WEIGHT
 
     def restricted(self, now: float) -> bool:
-        """True if it gets less than others: its breaker is not closed, it rests, or it has less weight."""
-        return self.breaker.state(now) != CLOSED or now < self.rests_until or self.share < 1
+        """True if it gets less than others: its breaker is not closed, it rests, it hangs, or it has less weight."""
+        return self.hung or self.breaker.state(now) != CLOSED or now < self.rests_until or self.share < 1
 
     @property
     def capacity_tokens(self) -> int | None:

@@ -8,9 +8,9 @@ Nothing has been sent to the client yet, so it notices none of this. Bounds: eac
 most MAX_REACHED times, because a prompt that kills its engine must not reach the whole fleet (refused connections do not count,
 because the prompt cannot cause them; the silent repetition on a fresh connection does). Retries after refusals, silence and
 garbage are at most a fifth of all requests plus a reserve of 100, so that they do not add to an overload
-(`retries.RetryBudget`). A lost connection needs no budget: the requests of a dead replica move to the others once, however
-many they are. A replica without the endpoint costs neither: it is not asked again for a while. A time limit at a replica that
-is up ends the request (504): another replica would need as long for the same prompt.
+(`retries.RetryBudget`). A lost connection needs no budget: the requests of a dead or hung replica
+move to the others once, however many they are. A replica without the endpoint costs neither: it is not asked again for a
+while. A time limit at a replica that is up ends the request (504): another replica would need as long for the same prompt.
 
 If the pool has a fallback (`fallback_pools/`), that pool gets the request next, and the client no refusal of this one. Earlier
 attempts count, but each further pool gets one attempt at least; the budget is the same.
@@ -33,7 +33,7 @@ from gateway.dialects.events.first_event import FirstEvent
 from gateway.dialects.excerpt import excerpt
 from gateway.dialects.full_context import MAX_READ, STATUSES, full_context
 from gateway.dialects.openai.request import without_usage
-from gateway.errors import NO_ACCESS, REFUSED, UNFIT, UNKNOWN_PATH, UNREACHABLE, GatewayError, ReplicaFailure, timed_out
+from gateway.errors import HUNG, NO_ACCESS, REFUSED, UNFIT, UNKNOWN_PATH, UNREACHABLE, GatewayError, ReplicaFailure, timed_out
 from gateway.fleet.directory import Fleet
 from gateway.fleet.state import USAGE_WISH, ReplicaState
 from gateway.request import usage_refusal
@@ -63,7 +63,7 @@ _MAX_ERROR: Final = 64 << 10  # bytes of an error to be translated
 _CANNOT: Final = frozenset([UNKNOWN_PATH, UNFIT])  # no failures: the engine cannot serve the request
 GATEWAY_TIMEOUT: Final = 504
 LATE_S: Final = 10.0  # an earlier 504 means that the proxy cannot reach the replica
-_FREE: Final = _CANNOT | {REFUSED, UNREACHABLE, "reset", NO_ACCESS}  # a retry after these needs no budget and no pause
+_FREE: Final = _CANNOT | {REFUSED, UNREACHABLE, "reset", NO_ACCESS, HUNG}  # a retry after these needs no budget and no pause
 
 
 class Attempts:

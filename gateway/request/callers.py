@@ -40,4 +40,4 @@ class Callers:
         """Count a request that is answered without a lifecycle. Raises GatewayError 429."""
 
     def require_welcome(self, caller: Caller) -> None:
-        """Check a caller that opens a connection, or begins work, for later requests. Raises GatewayError 429."""
+        """Check a caller before a connection, or work in the background, whose requests follow. Raises GatewayError 429."""

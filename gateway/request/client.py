@@ -8,7 +8,8 @@ with the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from xxhash import xxh3_64_intdigest
@@ -35,6 +36,17 @@ SESSION_HEADERS: Final = (
     "X-Correlation-Id",
     "X-Dynamo-Session-Id",
 )
+# Session header -> the headers that name the agent within the session, and its parent; "": there is none.
+# The parent is an agent of the same session if the agent has a name of its own there, else another session.
+AGENT_HEADERS: Final[Mapping[str, tuple[str, str]]] = {
+    "X-Claude-Code-Session-Id": ("X-Claude-Code-Agent-Id", "X-Claude-Code-Parent-Agent-Id"),
+    "Session-Id": ("Thread-Id", "X-Codex-Parent-Thread-Id"),
+    "Session_id": ("Thread_id", "X-Codex-Parent-Thread-Id"),
+    "X-OpenCode-Session": ("", "X-Parent-Session-Id"),
+    "X-Session-Id": ("", "X-Parent-Session-Id"),
+    "X-Session-Affinity": ("", "X-Parent-Session-Id"),
+    "X-Dynamo-Session-Id": ("", "X-Dynamo-Parent-Session-Id"),
+}
 # Some clients name the conversation in it, others each request: only a value that repeats is useful.
 WEAK_SESSION_HEADER: Final = "X-Client-Request-Id"
 
@@ -49,11 +61,13 @@ class Caller:
     """The sender of a request, as its headers name it.
 
     tenant: the tenant header, or "". key: a number for credentials and tenant, the same in all workers; 0: the headers name
-    neither. session: the conversation, "" if no header names one. weak_session: possibly a conversation. grant: the caller's
-    rights, from a feature, which also sets the tenant; None: not looked up, or all rights. ambiguous: credentials occur twice.
+    neither. session: the conversation, "" if no header names one. agent: one of several in the session, "" for its main one.
+    parent: the agent that has started this one, or without `agent` the session; "": none, unknown, or the session's main
+    agent. weak_session: possibly a conversation. grant: the caller's rights, from a feature, which also sets the tenant; None:
+    not looked up, or all rights. ambiguous: credentials occur twice.
     """
 
-    __slots__ = ("ambiguous", "grant", "key", "session", "tenant", "weak_session")
+    __slots__ = ("agent", "ambiguous", "grant", "key", "parent", "session", "tenant", "weak_session")
 
     def __init__(self, tenant: str, key: int, session: str, weak_session: str = "", grant: Rights | None = None) -> None:
         self.tenant = tenant
@@ -61,7 +75,14 @@ class Caller:
         self.session = session
         self.weak_session = weak_session
         self.grant = grant
+        self.agent = self.parent = ""
         self.ambiguous = False
+
+    def holding(self, tenant: str, key: int, grant: Rights | None) -> Caller:
+        """The same session and agent, for the holder of other rights."""
+        caller = Caller(tenant, key, self.session, self.weak_session, grant)
+        caller.agent, caller.parent = self.agent, self.parent
+        return caller
 
     def number(self, address: str) -> int:
         """A number for the client, the same in all workers: from its headers, else from its address.
@@ -86,12 +107,20 @@ def caller_of(headers: Headers) -> Caller:
     """The caller that these headers name."""
     credentials, tenant = headers.get("Authorization") or headers.get("X-Api-Key"), headers.get(TENANT_HEADER) or ""
     key = xxh3_64_intdigest(f"{credentials}\0{tenant}".encode("utf-8", "surrogatepass")) if credentials or tenant else 0
-    session = ""
     for name in SESSION_HEADERS:
-        if session := headers.get(name) or "":
-            break
-    weak = "" if session else headers.get(WEAK_SESSION_HEADER) or ""
-    return Caller(tenant, key, session[:MAX_SESSION_CHARS], weak[:MAX_SESSION_CHARS])
+        if session := headers.get(name):
+            caller = Caller(tenant, key, session[:MAX_SESSION_CHARS])
+            if name in AGENT_HEADERS:
+                _name_agent(caller, headers, *AGENT_HEADERS[name])
+            return caller
+    return Caller(tenant, key, "", (headers.get(WEAK_SESSION_HEADER) or "")[:MAX_SESSION_CHARS])
+
+
+def _name_agent(caller: Caller, headers: Headers, agent_header: str, parent_header: str) -> None:
+    agent = (headers.get(agent_header) or "")[:MAX_SESSION_CHARS] if agent_header else ""
+    parent = (headers.get(parent_header) or "")[:MAX_SESSION_CHARS]
+    caller.agent = agent if agent != caller.session else ""  # Codex: the first thread has the session's name
+    caller.parent = parent if parent not in (caller.session, agent) else ""
 
 
 class ClientReply:
@@ -141,6 +170,24 @@ class ClientReply:
         """Set the source to be paused while the client does not read: the replica's answer; None: no source."""
 
 
+class AnswerKeeper:
+    """Keeps the answer to a request whose client may leave before its end."""
+
+    __slots__ = ()
+
+    def reply(self, inner: ClientReply) -> ClientReply:
+        """The reply to which the answer is written. inner: to the client."""
+        raise NotImplementedError
+
+    def left(self, task: asyncio.Task[None] | None) -> bool:
+        """The client has left. True: the request goes on without it. task: serves the request."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """The request has ended."""
+        raise NotImplementedError
+
+
 class ClientRequest:
     """One received request.
 
@@ -148,7 +195,8 @@ class ClientRequest:
     share of the memory budget; its account's `client` is the client's address (for IPv6 the network). upgrades: it asks for a
     WebSocket, which the replica may accept: then the reply's `feed_from` is for both directions. recent: a feature's memory of
     earlier requests on this connection, or None. any_form: it asks for a stream, and accepts a plain answer as well. opened_by:
-    for a message, the request that opened its connection. pulses: it may get signs of life before its answer.
+    for a message, the request that opened its connection. pulses: it may get signs of life before its answer. keeper: of a
+    feature, or None; only requests on a connection of their own use it.
     """
 
     pulses = False
@@ -158,6 +206,7 @@ class ClientRequest:
         self.any_form = False
         self.opened_by: ClientRequest | None = None
         self.recent: object | None = None
+        self.keeper: AnswerKeeper | None = None
         self.method = method
         self.path = path
         self.target = target

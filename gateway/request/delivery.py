@@ -171,9 +171,9 @@ class Delivery:
             reply.cut()  # the bytes written already would keep the connection open
             raise
         except asyncio.CancelledError:
-            if not self._running.over:
+            if (ended := self._ended(exchange)) is None:
                 raise  # the client left
-            self._break_off(exchange, reply, shutting_down(), events=True)
+            self._break_off(exchange, reply, ended, events=True)
         finally:
             reply.feed_from(None)
             if exchange.attempts.broken:
@@ -235,9 +235,9 @@ class Delivery:
             reply.cut()
             raise
         except asyncio.CancelledError:
-            if not self._running.over:
+            if (ended := self._ended(exchange)) is None:
                 raise  # the client left
-            self._break_off(exchange, reply, shutting_down(), events=False)
+            self._break_off(exchange, reply, ended, events=False)
         finally:
             reply.feed_from(None)
             if delivered.usage is None and tail:
@@ -245,6 +245,12 @@ class Delivery:
             delivered.shown = tail is not None
             if not exchange.answer_counted:
                 delivered.passed = seen[0] // BYTES_PER_TOKEN
+
+    def _ended(self, exchange: Exchange) -> GatewayError | None:
+        """The error of a cancelled answer. None: its client has left."""
+        if exchange.ended_by is not None:
+            return exchange.ended_by.again()
+        return shutting_down() if self._running.over else None
 
     def _break_off(self, exchange: Exchange, reply: ClientReply, error: GatewayError, *, events: bool) -> None:
         """End an answer that cannot be completed: by an error event if the dialect has one, else by cutting the connection."""

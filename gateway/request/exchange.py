@@ -19,7 +19,7 @@ from gateway.admission.pool_queue import Permit, Place
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import AnswerEditor, Answers, AnswerTail, Dialect, StreamReader
 from gateway.dialects.usage import Usage, bounded, counted_once
-from gateway.errors import NO_ACCESS, REFUSED, UNREACHABLE, GatewayError, over_budget
+from gateway.errors import HUNG, NO_ACCESS, REFUSED, UNREACHABLE, GatewayError, over_budget
 from gateway.fleet.breaker import Trial
 from gateway.fleet.directory import Target
 from gateway.fleet.state import ReplicaState
@@ -32,7 +32,9 @@ from gateway.upstream.loop_guard import VIA_HEADER
 from router import Booking
 from router.native import mypyc_attr
 
-_OUR_WORDS: Final = frozenset([REFUSED, UNREACHABLE, "reset", "timeout", NO_ACCESS])  # failures that the gateway words itself
+_OUR_WORDS: Final = frozenset(
+    [REFUSED, UNREACHABLE, "reset", "timeout", NO_ACCESS, HUNG]
+)  # failures that the gateway words itself
 MISCOUNTED: Final = 2  # times the estimate: too many prompt tokens, of a replica that miscounts prompts
 _HIDDEN: Final = 32_768  # tokens that a template, or a prompt of the server itself, may add to the text of a request
 _SURE: Final = 4096  # tokens of a prompt; fewer are not compared with the model's context
@@ -189,14 +191,15 @@ class AnswerTap:
 
 class PoolBinding:
     """The only pool that may serve a request: no fallback takes it. refusal: makes the error if the request's model leads to
-    another pool.
+    another pool. Not strict: the request goes to this pool first, if the pool is well and the model leads to it.
     """
 
-    __slots__ = ("pool", "refusal")
+    __slots__ = ("pool", "refusal", "strict")
 
-    def __init__(self, pool: str, refusal: Callable[[], GatewayError]) -> None:
+    def __init__(self, pool: str, refusal: Callable[[], GatewayError], *, strict: bool = True) -> None:
         self.pool = pool
         self.refusal = refusal
+        self.strict = strict
 
     def __repr__(self) -> str:
         return f"<PoolBinding to {self.pool}>"
@@ -221,8 +224,8 @@ class Exchange:
     once a replica needed it.
     answers: reads the answer of the current replica: `dialect`, or set by its form (`forms.py`). edited: the editor of that
     answer, or None. assembly: assembles the answer as a value, or None. head_lines: of features, for the head of the answer.
-    binding: of a feature, to one pool, or None. body_size: bytes of the body when a replica was chosen, which is dropped before
-    the answer ends.
+    binding: of a feature, to one pool, or None. ended_by: the error with which a feature has cancelled the request's task, or
+    None. body_size: bytes of the body when a replica was chosen, which is dropped before the answer ends.
     """
 
     __slots__ = (
@@ -240,6 +243,7 @@ class Exchange:
         "delivered",
         "dialect",
         "edited",
+        "ended_by",
         "head_lines",
         "notes",
         "parsed",
@@ -276,6 +280,7 @@ class Exchange:
         self.edited: AnswerEditor | None = None
         self.assembly: AnswerAssembly | None = None
         self.binding: PoolBinding | None = None
+        self.ended_by: GatewayError | None = None
         self._copied = False  # a changed copy of the body is charged
         self._judged: tuple[Usage, Usage | None] | None = None  # the usage as reported, and as far as it is believed
 
@@ -302,7 +307,7 @@ class Exchange:
         headers = b"%bX-Request-Id: %b\r\n" % (request.upstream_headers(), (record.sent_id or record.id).encode("ascii"))
         via = request.headers.get(VIA_HEADER)
         call = ReplicaCall(request.method, request.target, headers, body, repeatable=self._is_repeatable(), via=via)
-        call.upgrades = request.upgrades
+        call.upgrades, call.request = request.upgrades, self
         return call
 
     def _is_repeatable(self) -> bool:
@@ -449,9 +454,7 @@ class Exchange:
 
     def charge(self, size: int) -> None:
         """Charge memory: a piece of a plain answer, a copy of the body. Raises GatewayError without room for it."""
-        lease = self.request.lease
-        if not lease.grow(size):
-            raise over_budget(0, lease.account.largest)
+        self.request.lease.charge(size)
 
     def require_room(self) -> None:
         """Raises GatewayError without room for a large plain answer until the client has read it.

@@ -14,7 +14,8 @@
 - parse: its body is read and parsed.
 - answerers, preparers: features that answer a request themselves, or change it (`extensions.py`).
 - admit: the replicas that serve its model, and a slot there, at once or after a wait in the pool's queue.
-- choose: one synchronous decision of the router, with its booking.
+- choose: one synchronous decision of the router, with its booking. A request whose prefix another one is computing may wait for
+  that (`phases/holding.py`).
 - attempt: up to the first byte of an answer. The client has got nothing yet but pulses (`pulses.py`), so it does not notice
   failures.
 - deliver: the answer to the client. From now on an error can only be an event of the stream.
@@ -49,6 +50,7 @@ from gateway.request.extensions import Extensions
 from gateway.request.phases.admitting import AdmitPhase
 from gateway.request.phases.choosing import ChoosePhase
 from gateway.request.phases.ending import EndPhase
+from gateway.request.phases.holding import HoldPhase
 from gateway.request.phases.reading import ReadPhases
 from gateway.request.phases.replies import Replies
 from gateway.request.pulses import Pulses
@@ -70,6 +72,7 @@ class Lifecycle:
     reading: ReadPhases
     admitting: AdmitPhase
     choosing: ChoosePhase
+    holding: HoldPhase
     attempts: Attempts
     delivery: Delivery
     ending: EndPhase
@@ -100,6 +103,8 @@ class Lifecycle:
             return self.replies.refuse(exchange, error)
         except (asyncio.CancelledError, ConnectionError) as left:
             self.ending.left(exchange, left)
+            if exchange.ended_by is not None:
+                return self.replies.refuse(exchange, exchange.ended_by.again())
             if self.running.over:
                 return self.replies.refuse(exchange, shutting_down())
             raise
@@ -108,6 +113,8 @@ class Lifecycle:
             return self.replies.bug(exchange)
         finally:
             self.pulses.forget(exchange)
+            if exchange.ended_by is not None:
+                task.uncancel()  # it was cancelled for this request; the next one of its connection may go on
             self.ending.settle(exchange, task)
             del task  # else a cancelled task, its error and this frame are a cycle, and the request stays in memory with it
 
@@ -132,6 +139,8 @@ class Lifecycle:
             try:
                 await self.admitting.admit(exchange, target)
                 self.choosing.choose(exchange)
+                if exchange.booking.lead is not None:
+                    await self.holding.wait(exchange)
                 return await self._deliver(exchange, await self.attempts.first_answer(exchange))
             except GatewayError as failure:
                 failed = failure.again()

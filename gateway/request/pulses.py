@@ -205,7 +205,7 @@ def words_of(exchange: Exchange, now: float, *, open_: bool) -> str:
     if (place := exchange.place) is not None and (found := place.found()):
         number, left_s = found
         return f"queued {ordinal(number) if number else 'behind others'}{_about(left_s)}"
-    if not exchange.booked or exchange.booking.lease.closed:
+    if not exchange.booked or exchange.booking.lease.closed or exchange.booking.lead is not None:
         return "waiting"
     lease, chosen = exchange.booking.lease, exchange.booking.chosen
     tokens = f"{lease.uncached_tokens:,} tokens" if open_ else f"a prompt of {lease.prompt_tokens:,} tokens"

@@ -94,13 +94,14 @@ class Subject:
 class Placement:
     """The placement of a request. failed_attempts: replica, reason and error of each. passed: earlier pools that could not
     serve it; then pool is the last one. asked: the request was sent, or was to be sent, to a replica. queued_s: seconds in
-    queues of pools.
+    queues of pools. held_s: seconds of waiting for another request that computed its prefix.
     """
 
     asked = False
     available_cached_tokens = 0
     estimated_prompt_tokens = 0
     failed_attempts: tuple[dict[str, str], ...] = ()
+    held_s = 0.0
     passed: tuple[str, ...] = ()
     pool = ""
     predicted_cached_tokens = 0

@@ -25,6 +25,7 @@ _UNNAMED: Final = re.compile(
 
 
 def may_be(status: int) -> bool:
+    """True if an answer with this status may be such a refusal."""
     return status in _REFUSED
 
 

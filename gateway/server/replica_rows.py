@@ -40,6 +40,7 @@ class ReplicaRows:
             "leaving": state.leaving,
             "weight": state.member.weight,
             "error": state.error,
+            "hung": state.hung,
             "circuit": state.breaker.state(self._clock()),
             "models": list(state.models),
             "inflight": load.inflight,

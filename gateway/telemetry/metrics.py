@@ -83,6 +83,12 @@ class Metrics:
             "requests_total", "Requests answered, by HTTP status (499: the client disconnected).", *_REQUEST_LABELS, "code"
         )
         self.request_seconds = make.seconds("request", "Request read to last byte of its response.", *_REQUEST_LABELS)
+        self.held_seconds = make.seconds(
+            "held",
+            "Wait for another request that computed the same prefix, by its end: computed, late (the time was up), lost (nobody"
+            " computed it any more: this one did), left (by its client).",
+            "result",
+        )
         self.ttft_seconds = make.seconds(
             "ttft",
             "Request read to first byte of a stream; hit: cached tokens were predicted.",

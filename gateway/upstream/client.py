@@ -13,7 +13,7 @@ import contextlib
 import math
 import ssl
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Final
@@ -47,10 +47,11 @@ class ReplicaCall:
 
     repeatable: it may be sent twice (generations; not a file upload), so it is retried even if a replica may have received it.
     probe: sent by the gateway itself. via: the gateways that it has passed (`loop_guard.py`). upgrades: to a WebSocket.
-    adapted: the gateway itself has written its body, for an engine that crashes at bodies of other forms.
+    adapted: the gateway itself has written its body, for an engine that crashes at bodies of other forms. request: the
+    client's, for `UpstreamClient.running`; None: it is the gateway's own.
     """
 
-    __slots__ = ("adapted", "body", "headers", "method", "path", "probe", "repeatable", "upgrades", "via")
+    __slots__ = ("adapted", "body", "headers", "method", "path", "probe", "repeatable", "request", "upgrades", "via")
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class ReplicaCall:
         self.probe = probe
         self.upgrades = False
         self.adapted = False
+        self.request: object | None = None
         self.via = via
 
     def with_body(self, body: bytes) -> ReplicaCall:
@@ -83,7 +85,7 @@ class ReplicaCall:
 
     def _changed(self, headers: bytes, body: bytes) -> ReplicaCall:
         call = ReplicaCall(self.method, self.path, headers, body, repeatable=self.repeatable, probe=self.probe, via=self.via)
-        call.upgrades = self.upgrades
+        call.upgrades, call.request = self.upgrades, self.request
         return call
 
     def __repr__(self) -> str:
@@ -337,6 +339,11 @@ class UpstreamClient:
         upstream = self._upstreams.get(base_url)
         return asyncio.get_running_loop().time() - upstream.pool.answered_at if upstream else math.inf
 
+    def running(self, base_url: str) -> Mapping[Connection, ReplicaCall]:
+        """The calls for requests that run at a replica, probes excluded, by their connections. Not to be changed. O(1)."""
+        upstream = self._upstreams.get(base_url)
+        return upstream.pool.running if upstream is not None else {}
+
     async def open(
         self,
         base_url: str,
@@ -471,7 +478,7 @@ async def _answer(
     upstream: Upstream, connection: Connection, head: bytes, call: ReplicaCall, limits: UpstreamTimeouts
 ) -> ReplicaAnswer:
     if not call.probe:
-        upstream.pool.carries_request(connection)
+        upstream.pool.carries_request(connection, call)
     try:
         connection.send(head, call.body, to_head=call.method == "HEAD", limits=limits, upgrades=call.upgrades)
         await connection.wait()

@@ -146,6 +146,21 @@ class Connection(asyncio.Protocol):
         return self.answer is not None and self.alive and not (self._flowing or self.complete or self.failure)
 
     @property
+    def awaits_token(self) -> bool:
+        """True if nothing of the answer's output has come: neither a token of a stream, nor the body of another answer."""
+        return self.awaits_answer or (self._prefill and self.alive and not (self.complete or self.failure))
+
+    @property
+    def held_back(self) -> bool:
+        """True if it is not read, because the owner's client does not keep up."""
+        return self._paused_by & _OWNER != 0
+
+    def give_up(self, failure: ReplicaFailure) -> None:
+        """End a call that awaits its answer or its first token; its owner gets the failure."""
+        if self.awaits_token:
+            self._fail(failure)
+
+    @property
     def switched(self) -> bool:
         """True if the replica has agreed to another protocol."""
         return self.answer is not None and self.answer.head is not None and self.answer.head.status == SWITCHING

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from gateway.upstream.connection import Connection
 
@@ -27,14 +27,15 @@ class Connector(Protocol):
 class ConnectionPool:
     """Connections to one address: `idle` takes one, `connect` makes one, `give_back` keeps a reusable one.
 
-    on_idle_closed: called with its idle seconds when the replica closes an idle connection.
+    on_idle_closed: called with its idle seconds when the replica closes an idle connection. running: the call of a request that
+    each of its connections carries (`client.ReplicaCall`).
     """
 
     def __init__(self, connector: Connector, on_idle_closed: Callable[[float], None] | None = None) -> None:
         self._connector = connector
         self._on_idle_closed = on_idle_closed
         self._idle: list[Connection] = []  # most recently used last
-        self._busy: set[Connection] = set()  # carrying a request
+        self.running: dict[Connection, Any] = {}  # the calls of requests
         self._answered_at = -math.inf
         self._generation = 0
         self._sweeper: asyncio.TimerHandle | None = None
@@ -52,18 +53,18 @@ class ConnectionPool:
             _drop(connection)
         return None
 
-    def carries_request(self, connection: Connection) -> None:
+    def carries_request(self, connection: Connection, call: object) -> None:
         """Count the answer's bytes as signs of life until the connection is given back. O(1)."""
-        self._busy.add(connection)
+        self.running[connection] = call
 
     def carries(self, connection: Connection) -> bool:
         """True if it carries a request (not a probe)."""
-        return connection in self._busy
+        return connection in self.running
 
     @property
     def answered_at(self) -> float:
         """Loop time of the last byte of an answer to a request; -inf: never. O(requests in flight)."""
-        latest = max((connection.answered_at for connection in self._busy), default=-math.inf)
+        latest = max((connection.answered_at for connection in self.running), default=-math.inf)
         return max(self._answered_at, latest)
 
     async def connect(self, timeout_s: float) -> Connection:
@@ -97,8 +98,7 @@ class ConnectionPool:
             self._sweeper = asyncio.get_running_loop().call_later(KEEPALIVE_S, self._sweep)
 
     def _answer_over(self, connection: Connection) -> None:
-        if connection in self._busy:
-            self._busy.remove(connection)
+        if self.running.pop(connection, None) is not None:
             self._answered_at = max(self._answered_at, connection.answered_at)
 
     def close(self) -> None:

@@ -45,7 +45,8 @@
 {{- $routing := pick (default (dict) $config.routing) "block_bytes" "block_tokens" "compare" -}}
 {{- $tracing := pick (default (dict) $config.tracing) "endpoint" "service" -}}
 {{- $workflows := pick (default (dict) $config.workflows) "enabled" "directory" -}}
-{{- toYaml (merge (dict "routing" $routing "tracing" $tracing "workflows" $workflows) $fixed) -}}
+{{- $limits := pick (default (dict) $config.limits) "adopt_s" -}}
+{{- toYaml (merge (dict "routing" $routing "tracing" $tracing "workflows" $workflows "limits" $limits) $fixed) -}}
 {{- end -}}
 
 {{- /* What the gateway watches by the API of this cluster: lines of NAMESPACE RESOURCE; empty: nothing. */ -}}

@@ -116,6 +116,6 @@ class Promises:
 
 def _number(prompt: Prompt, blocks: int) -> int:
     """The number of a place: its block key covers all blocks before it; its owner is the session, else the client."""
-    owner = prompt.session_key or prompt.client
+    owner = prompt.family_key or prompt.client
     key = prompt.keys[(blocks - 1) * KEY_BYTES : blocks * KEY_BYTES]
     return xxhash.xxh3_64_intdigest(key, seed=owner & 0xFFFF_FFFF_FFFF_FFFF)

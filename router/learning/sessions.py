@@ -13,6 +13,10 @@ prior of new ones. If the keys differ because the prompt really changed (a compa
 the reports bring it down to zero. So does each turn whose keys show all of the previous turn: blocks missing in the index then
 are missing in the cache, too (evicted, say). Without reports and without any match of keys, it stays at PRIOR.
 
+A client may also name the agent that has started this one. The first prompt of an agent has no holder of its own: it should
+share something with the last prompt of its parent, by a share that is learned for all such first prompts together
+(`kin`). What its keys show needs no belief: sub-agents with one system prompt match each other's.
+
 It is a belief about one replica's cache, priced in seconds like matched blocks (`pricing/quotes.py`): a busy holder may cost
 more than it saves, and a dead one is no candidate.
 
@@ -91,13 +95,14 @@ class Session:
 class Sessions:
     """The sessions (see the module), by number (`session_key`). All operations O(1), except `lost`, `entries`.
 
-    overall: the share of all sessions.
+    overall: the share of all sessions. kin: of first prompts of agents, in what their parents' holders have.
     """
 
     def __init__(self) -> None:
         self._new: OrderedDict[int, Session] = OrderedDict()
         self._returned: OrderedDict[int, Session] = OrderedDict()
         self.overall = Share()
+        self.kin = Share()
         self._losses = Losses()
 
     def __len__(self) -> int:
@@ -118,6 +123,11 @@ class Sessions:
         """The share of unseen units that its holders are expected to have cached."""
         prior = self.overall.value(PRIOR, PRIOR_TOKENS)
         return prior if session.share is None else session.share.value(prior, SESSION_PRIOR_TOKENS)
+
+    @property
+    def kin_share(self) -> float:
+        """The share of unseen units that a parent's holders are expected to have of an agent's first prompt."""
+        return self.kin.value(PRIOR, PRIOR_TOKENS)
 
     def learn(self, number: int, unseen: float, found: float) -> None:
         """The engine has reported `found` of `unseen` tokens as cached. found: 0 to unseen."""

@@ -98,14 +98,13 @@ class Quotes:
         own = load.prefix_work(self.shared_prefix, self.longest * KEY_BYTES, self.tokens(self.longest), self.now)
         return max(0.0, best.cost.queue_s - own / best.prefill_rate)
 
-    def expect(self, sessions: Sessions, session: Session, since: float, units_per_token: float) -> None:
-        """Apply the discount for the part of the prompt's session that is probably cached beyond the longest match. since:
-        older answers are ignored.
+    def expect(self, sessions: Sessions, session: Session, share: float, since: float, units_per_token: float) -> None:
+        """Apply the discount for the part of the prompt's session that is probably cached beyond the longest match. share: of
+        its unseen units that are expected. since: older answers are ignored.
         """
         prompt = self.prompt
         matched = self.longest * prompt.block_units
         least = COINCIDENCE_BLOCKS * prompt.block_units if self._blocks else 0
-        share = sessions.share(session)
         for name in session.holders:
             unseen = min(sessions.held(session, name, since), prompt.units) - matched
             if unseen > least and name in self.replicas:

@@ -3,7 +3,9 @@
 A replica prefills its queue one prompt after the other (first come, first served) at `prefill_rate`, if fewer than
 `batch_limit` sequences run; then the sequence decodes at `decode_rate` by itself. Its KV cache stores prompts block-wise and
 evicts the least recently used leaves first. The cache is looked up when a prefill begins, as in engines; the router gets the
-result only with the complete answer.
+result only with the complete answer. With `apart` it is looked up when the request arrives, and stores a prompt once it is
+prefilled: prompts that arrive together share nothing in flight. Then requests wait for their leads, as in the gateway
+(`router/leading.py`), if the router knows it.
 
 It uses the production `Router`, which predicts, learns and expires as in the gateway. The two bounds share one cache and one
 queue between all replicas.
@@ -39,6 +41,8 @@ class FleetSpec:
     batch_limit: int = 64
     speeds: tuple[float, ...] = ()  # a factor for each replica; empty: all 1
     learned_rate: float = 0.0  # the prefill rate that the router knows at the start; 0: none
+    apart: bool = False  # the engines do not share prefixes in flight
+    waits: bool = True  # the router knows that, and requests wait for their leads
     latency_s: float = 0.0  # of every first token, in addition to the replica's work: network, gateway, an engine's fixed costs
 
     @property
@@ -83,11 +87,21 @@ class Cache:
 
     def take(self, request: SimulatedRequest, now: float) -> int:
         """Look a prompt up and store it; returns the cached tokens (at least one is always computed)."""
-        keys = request.prompt.keys
         self._reserve(request.running_tokens)
-        blocks = self.trie.match(keys, now).get("", 0)
-        self.trie.insert("", keys, now, weight=_weight(request))
-        return request.cached(blocks)
+        cached = self.look_up(request, now)
+        self.store(request, now)
+        return cached
+
+    def take_known(self, request: SimulatedRequest) -> None:
+        """A prompt that was looked up before begins."""
+        self._reserve(request.running_tokens)
+
+    def look_up(self, request: SimulatedRequest, now: float) -> int:
+        """The cached tokens of a prompt."""
+        return request.cached(self.trie.match(request.prompt.keys, now).get("", 0))
+
+    def store(self, request: SimulatedRequest, now: float) -> None:
+        self.trie.insert("", request.prompt.keys, now, weight=_weight(request))
 
     def release(self, request: SimulatedRequest, now: float) -> None:
         """End of a request: its blocks were in use until now, and its answer's blocks are stored, as far as they are known."""
@@ -149,6 +163,8 @@ class Simulation:
         self._source = source
         self._placement = placement
         self._shared = shared
+        self._apart = spec.apart
+        self._now = 0.0
         self._latency_s = spec.latency_s
         one_cache, one_queue = Cache(spec.kv_tokens * spec.replicas), deque[ServedRequest]()
         self._replicas = [
@@ -166,11 +182,12 @@ class Simulation:
         coming = next(known, None)
         while self._events or coming:
             if coming and (not self._events or coming[0] <= self._events[0][0]):
-                self._arrive(coming[1], coming[0])
+                self._now = coming[0]
+                self._arrive(coming[1], self._now)
                 coming = next(known, None)
             else:
-                now, _, event, argument = heapq.heappop(self._events)
-                event(argument, now)
+                self._now, _, event, argument = heapq.heappop(self._events)
+                event(argument, self._now)
             yield from self._done
             self._done.clear()
 
@@ -184,8 +201,24 @@ class Simulation:
 
     def _arrive(self, request: SimulatedRequest, now: float) -> None:
         served = ServedRequest(request, now)
-        number, served.handle = self._placement.place(request, now)
+        served.replica, served.handle = self._placement.place(request, now)
+        if isinstance(served.handle, Booking) and (lead := served.handle.lead) is not None:
+            lead.watch(lambda: self._at(self._now, self._release, served))
+            self._at(now + lead.most_s, self._release, served)
+        else:
+            self._send(served, now)
+
+    def _release(self, served: ServedRequest, now: float) -> None:
+        """The lead has its first token, or the time is up. Idempotent."""
+        if served.handle.lead is not None:
+            served.handle.release(now)
+            self._send(served, now)
+
+    def _send(self, served: ServedRequest, now: float) -> None:
+        number = served.replica
         self._replicas[number].queue.append(served)
+        if self._apart:
+            served.cached_tokens = self._replicas[number].cache.look_up(served.request, now)
         free = sorted(self._replicas, key=_running) if self._shared else [self._replicas[number]]
         for replica in free:
             self._start(replica, now)
@@ -195,7 +228,10 @@ class Simulation:
             return
         served = replica.queue.popleft()
         served.replica = replica.number
-        served.cached_tokens = replica.cache.take(served.request, now)
+        if self._apart:
+            replica.cache.take_known(served.request)
+        else:
+            served.cached_tokens = replica.cache.take(served.request, now)
         replica.prefilling = True
         replica.running += 1
         seconds = (served.request.tokens - served.cached_tokens) / replica.prefill_rate
@@ -205,6 +241,8 @@ class Simulation:
     def _prefilled(self, served: ServedRequest, now: float) -> None:
         replica = self._replicas[served.replica]
         replica.prefilling = False
+        if self._apart:
+            replica.cache.store(served.request, now)
         served.first_token = now + self._latency_s
         self._placement.first_token(served.handle, now)
         self._at(now + served.request.output_tokens / replica.decode_rate, self._finished, served)
@@ -233,7 +271,7 @@ class RouterPlacement:
         self._names = spec.names
         self._numbers = {name: number for number, name in enumerate(self._names)}
         for name in self._names:
-            router.add(Replica(name, spec.kv_tokens))
+            router.add(Replica(name, spec.kv_tokens, shares_inflight=not (spec.apart and spec.waits)))
             if spec.learned_rate:
                 router.ledger.restore(name, (HALF_LIFE_TOKENS, HALF_LIFE_TOKENS / spec.learned_rate), 0.0, 0.0)
         router.ledger.rates.refresh()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bench.workflows.__main__ import arguments, line, measured
+from bench.workflows.__main__ import arguments, line, measured, report
 from bench.workflows.programs import Program
 from gateway.features.workflows.language.compiling import compile_document
+from tests.support.tiers import nightly
 
 PANEL = {
     "workflow": 1,
@@ -33,6 +34,10 @@ PANEL = {
 }
 
 
+SIZES = {"messages": [["system", 1021], ["user", 7165]]}
+THREE = Program("panel", "three", PANEL, compile_document(PANEL), {"candidate": 150, "judge": 50}, SIZES)
+
+
 @pytest.mark.parametrize(
     ("flags", "times"),
     [([], 1), (["--slots", "--gate", "on"], 1), (["--slots", "--gate", "off"], 3)],
@@ -40,11 +45,30 @@ PANEL = {
 )
 async def test_a_panel_computes_its_conversation_once(flags: list[str], times: int) -> None:
     options = arguments().parse_args([".", "--runs", "1", "--speed", "20", *([] if not flags else ["--alone"]), *flags])
-    sizes = {"messages": [["system", 1021], ["user", 7165]]}
-    program = Program("panel", "three", PANEL, compile_document(PANEL), {"candidate": 150, "judge": 50}, sizes)
-    found = await measured(options, program)
+    found = await measured(options, THREE)
     (usage,) = found.usages
     assert usage["calls"] == 4
     assert usage["computed_tokens"] / usage["least_tokens"] == pytest.approx((8194 * times + 469) / 8663, abs=0.01)
     assert [run.prompt - run.cached for run in found.client] == ([8665] if not flags else [])
     assert line(found).startswith("| panel: three | 4.0 |")
+
+
+@nightly("four prompts of four megabytes; tests/gateway/features/workflows has prompts of three")
+async def test_a_conversation_of_a_million_tokens_is_computed_once() -> None:
+    options = arguments().parse_args([".", "--runs", "1", "--speed", "1000", "--history", "1000000", "--alone"])
+    found = await measured(options, THREE)
+    (usage,) = found.usages
+    assert usage["prompt_tokens"] > 4 * 999_000
+    assert 999_000 < usage["computed_tokens"] == found.counters.computed < 1_001_000
+    assert usage["computed_tokens"] / usage["least_tokens"] <= 1.05
+
+
+async def test_a_run_that_fails_is_counted_and_left_out() -> None:
+    steps = {"a": {"chat": {"from": "${inputs.messages}", "choices": ["Yes", "No"]}, "yield": "a"}}
+    document = {**PANEL, "steps": steps}
+    options = arguments().parse_args([".", "--runs", "2", "--speed", "100", "--history", "64"])
+    program = Program("panel", "no choice", document, compile_document(document), {"candidate": "Perhaps"}, SIZES)
+    found = await measured(options, program)
+    assert found.failures == {"step a, constraint_unsatisfied": 2}
+    assert line(found) == f"| panel: no choice |{' - |' * 9}"
+    assert "panel: no choice: 2 failed (step a, constraint_unsatisfied)" in report(options, [found])

@@ -14,6 +14,7 @@ import pytest
 from tests.clients.agent_engine import WRITERS, Script
 from tests.clients.programs import AGENTS
 from tests.gateway.conftest import Running, running
+from tests.gateway.features.workflows.test_clients import ALIAS, ANSWER, NAME, served
 from tests.gateway.features.workflows.test_runs import CHAT as STEP
 from tests.gateway.features.workflows.test_runs import document
 from tests.gateway.request.test_pulses import OFTEN, RARELY
@@ -114,3 +115,15 @@ async def test_an_error_after_a_pulse_is_repeated_as_without(kind: str, code: in
         found = await read(pulsed, kind)
     assert types(found)[-1] == "finish"
     assert len(replica.requests) == 2
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("model", [NAME, ALIAS])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_answer_of_three_calls_is_streamed(kind: str, model: str, tmp_path: Path) -> None:
+    async with served(tmp_path) as (engine, run):
+        found = await read(run, kind, model)
+    assert "".join(event["text"] for event in found if event["type"] == "text-delta") == ANSWER
+    assert types(found)[-1] == "finish"
+    assert "error" not in types(found)
+    assert engine.cache.calls == 3

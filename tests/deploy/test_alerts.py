@@ -78,6 +78,9 @@ CASES: Mapping[str, Case] = {
         },
         REPLICA,
     ),
+    "WarmrouteReplicaHung": Case(
+        {'warmroute_replica_hung{replica="r"}': stays(1)}, {'warmroute_replica_hung{replica="r"}': stays(0)}, REPLICA
+    ),
     "WarmrouteErrors": Case(
         {'warmroute_requests_total{code="200"}': counts(90), 'warmroute_requests_total{code="502"}': counts(10)},
         {'warmroute_requests_total{code="200"}': counts(97), 'warmroute_requests_total{code="502"}': counts(3)},

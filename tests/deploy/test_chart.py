@@ -403,7 +403,7 @@ def test_the_pods_are_rolled_by_what_they_cannot_reload_and_nothing_else(helm: H
     for name, parts in marked(WholeConfig, FIXED):
         fixed += [name] if parts is True else [f"{name}.{part}" for part in parts]
     for key in fixed:
-        if key not in ("listen", "metrics_listen", "admin_key", "read_key"):  # the chart's own, and Secrets
+        if key not in ("listen", "metrics_listen", "admin_key", "read_key"):  # the chart's own, and the Secrets'
             value = OTHER_VALUES[key]
             assert template(helm, changed(ONE_REPLICA, f"config.{key}", value)) != first, key
     for path, value in (
@@ -429,6 +429,7 @@ OTHER_VALUES: Mapping[str, Any] = {
     "ledger": {"url": "sqlite"},
     "keys": {"url": "sqlite"},
     "prompt_log": False,
+    "limits.adopt_s": 9,
     "sharing": {"url": "redis://valkey:6379"},
     "snapshot": {"file": "off"},
     "log_level": "debug",

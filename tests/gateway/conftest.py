@@ -22,6 +22,7 @@ from yarl import URL
 from gateway.app import Gateway, compose
 from gateway.config.schema import Config
 from gateway.core import Surroundings
+from gateway.features.table import FEATURES
 from gateway.fleet.directory import FIRST_PROBES_S
 from gateway.server.endpoints import ADMIN, SHUTDOWN_S, clients_runner, side_runner
 from gateway.server.http.connections import ClientServer
@@ -105,16 +106,20 @@ class Running:
         return {name: float(value) for name, _, value in rows}
 
 
+# `test_features.py` runs the core's tests where there are no features, and so no such section.
+KEEPS_NOTHING: dict[str, Any] = {"state": {"url": "off"}} if "responses" in FEATURES else {}
+
+
 def config_over(*replicas: FakeReplica | str | dict[str, Any], **raw: Any) -> Config:
-    """On a free port, and it keeps nothing, unless `raw` says otherwise."""
+    """On a free port, and it keeps nothing, unless `raw` says otherwise. Who leaves and does not come at once is forgotten."""
     listed = [replica.url if isinstance(replica, FakeReplica) else replica for replica in replicas]
     base: dict[str, Any] = {
         "listen": "127.0.0.1:0",
         "health": {"interval_s": 60},
-        "limits": {"drain_timeout_s": 1},
-        "state": {"url": "off"},
+        **KEEPS_NOTHING,
     }
-    return load(None, {**base, "pools": [{"replicas": listed}], **raw}, env={})
+    limits = {"adopt_s": 0.001, **raw.pop("limits", {"drain_timeout_s": 1})}
+    return load(None, {**base, "pools": [{"replicas": listed}], **raw, "limits": limits}, env={})
 
 
 @contextlib.asynccontextmanager

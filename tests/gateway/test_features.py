@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -9,10 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from gateway.features.table import FEATURES
+from gateway.telemetry.metrics import Metrics
 from tests import test_layers as layers
+from tests.support.composed import SECTIONS
 from tests.support.paths import ROOT
+from tests.support.tiers import nightly
 
 PACKAGES = sorted(path.name for path in (ROOT / "gateway" / "features").iterdir() if (path / "__init__.py").exists())
+CORE_TESTS = ["accounting", "admission", "fleet/test_prober.py", "request/test_attempts.py", "request/test_lifecycle.py"]
 
 TOY = {
     "__init__": '"""A toy."""\n',
@@ -138,30 +145,56 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def lines_of(tree: Path, names: set[str]) -> None:
-    """Take their lines out of the table."""
+def without(tree: Path, names: set[str]) -> None:
+    """Take features out: their folders, and their lines in the table."""
+    for name in names:
+        shutil.rmtree(tree / "gateway" / "features" / name)
     table = tree / "gateway" / "features" / "table.py"
     kept = [line for line in table.read_text("utf-8").splitlines() if line.strip(' ",') not in names]
     table.write_text("\n".join(kept) + "\n", "utf-8")
 
 
-def passes(tree: Path, *program: str) -> None:
-    path = f"{tree}:{ROOT}"
+def passes(tree: Path, *program: str, within_s: float = 120) -> str:
+    """What the program writes."""
+    env = {**os.environ, "PYTHONPATH": f"{tree}:{ROOT}"}
     done = subprocess.run(
-        [sys.executable, *program], cwd=tree, env={"PYTHONPATH": path}, text=True, capture_output=True, timeout=120, check=False
+        [sys.executable, *program], cwd=tree, env=env, text=True, capture_output=True, timeout=within_s, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
-@pytest.mark.parametrize("name", PACKAGES)
-def test_without_a_feature_the_core_serves_requests(tree: Path, name: str) -> None:
-    gone = {name}
+def metrics_of(names: set[str]) -> set[str]:
+    """The names of the metrics that only these features have."""
+    kinds = [FEATURES[name].metrics for name in names & FEATURES.keys()]
+    own = {each.name for each in Metrics([kind for kind in kinds if kind is not None]).instruments.all}
+    return own - {each.name for each in Metrics().instruments.all}
+
+
+@pytest.mark.parametrize("names", [*PACKAGES, " ".join(PACKAGES)], ids=[*PACKAGES, "all"])
+def test_without_a_feature_the_core_serves_requests(tree: Path, names: str) -> None:
+    gone = {*names.split()}
     while users := {user for user, used in layers.USES.items() if used & gone} - gone:
         gone |= users
-    for each in gone:
-        shutil.rmtree(tree / "gateway" / "features" / each)
-    lines_of(tree, gone)
-    passes(tree, "-m", "tests.support.composed", *gone)
+    without(tree, gone)
+    left = json.loads(passes(tree, "-m", "tests.support.composed", *gone))
+    assert not metrics_of(gone) & {*left["metrics"]}
+    assert not {command.name for each in gone & FEATURES.keys() for command in FEATURES[each].commands} & {*left["commands"]}
+
+
+@pytest.mark.timeout(850)
+@nightly("test_without_a_feature_the_core_serves_requests")
+def test_without_features_the_core_passes_its_tests(tree: Path) -> None:
+    """But for those that name a feature: an API that is translated, a section, a fallback pool."""
+    shutil.copytree(ROOT / "tests", tree / "tests")
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    without(tree, {*PACKAGES})
+    files = [f"tests/gateway/{path}" for path in CORE_TESTS]
+    passes(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not nightly", *files, within_s=800)
+
+
+def test_each_section_of_a_feature_is_tried() -> None:
+    assert SECTIONS.keys() == {name for name, feature in FEATURES.items() if feature.section is not None}
 
 
 def test_a_feature_is_one_folder_and_one_line(tree: Path) -> None:

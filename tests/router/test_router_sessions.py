@@ -142,3 +142,78 @@ def test_a_sub_agent_does_not_take_its_session_along() -> None:
     other = next(name for name in FLEET if name != home)
     answer(router.choose(prompt(1, TOKENS // 10), [other], 2.0), 3.0, 0)
     assert router.choose(prompt(2), FLEET, 10.0).chosen.replica == home
+
+
+# -- sub-agents
+
+
+def agent(number: int, nonce: int, units: int = TOKENS) -> Prompt:
+    """A prompt of an agent that session 1 has started."""
+    asked = prompt(nonce, units, session=1000 + number)
+    asked.parent_key = 1
+    return asked
+
+
+def test_a_new_agent_is_expected_where_its_parent_was_answered() -> None:
+    router = router_of()
+    home = answer(router.choose(prompt(0), FLEET, 0.0), 1.0, 0)
+    booking = router.choose(agent(1, 1), FLEET, 2.0)
+    assert (booking.chosen.replica, booking.decision.reason) == (home, "session")
+    queue = router.choose(prompt(99, 20 * TOKENS, session=0), [home], 2.0)
+    assert router.choose(agent(2, 2), FLEET, 2.0).chosen.replica != home, "it is busy"
+    answer(queue, 3.0)
+
+
+def test_it_is_learned_that_agents_share_nothing_with_their_parents() -> None:
+    """And what their parents themselves have is no less expected for it."""
+    router = router_of()
+    answer(router.choose(prompt(0), FLEET, 0.0), 1.0, 0)
+    before = router.sessions.overall.sums
+    for number in range(100):
+        answer(router.choose(agent(number, number + 1), FLEET, 10.0 + number), 10.5 + number, 0)
+    _, ranking = router.rank(agent(100, 101), FLEET, 111.0)
+    assert all(candidate.cost.session_s > -0.05 for candidate in ranking)
+    assert router.sessions.overall.sums == before
+    assert router.sessions.kin_share < 0.05
+
+
+def test_what_agents_share_with_their_parents_is_learned() -> None:
+    router = router_of()
+    home = answer(router.choose(prompt(0), FLEET, 0.0), 1.0, 0)
+    for number in range(30):
+        booking = router.choose(agent(number, number + 1), FLEET, 10.0 * number + 10)
+        assert booking.chosen.replica == home
+        answer(booking, 10.0 * number + 11, TOKENS - 1)
+    assert router.sessions.kin_share > 0.95
+
+
+def test_agents_do_not_change_what_is_expected_of_their_session() -> None:
+    """Each has a number of its own: their short prompts on other replicas displace none of its holders."""
+    router = router_of()
+    home = answer(router.choose(prompt(0), FLEET, 0.0), 1.0, 0)
+    others = [name for name in FLEET if name != home]
+    for number in range(50):
+        answer(router.choose(agent(number, number + 1, 500), others, 2.0), 2.5, 0)
+    booking = router.choose(prompt(60), FLEET, 3.0)
+    assert (booking.chosen.replica, booking.unseen) == (home, TOKENS)
+
+
+def test_twenty_agents_at_once_are_spread_by_load() -> None:
+    """Prompts of their own, and a parent whose replica they would all like."""
+    router = router_of()
+    answer(router.choose(prompt(0), FLEET, 0.0), 1.0, 0)
+    homes = [router.choose(agent(number, number + 1), FLEET, 2.0).chosen.replica for number in range(20)]
+    counts = sorted(homes.count(name) for name in FLEET)
+    assert counts[0] >= 4
+    assert counts[-1] <= 8, "half of a prompt is expected at the parent's, so it gets at most twice as many"
+
+
+def test_siblings_with_one_head_go_where_it_is() -> None:
+    router = router_of()
+    answer(router.choose(prompt(0), FLEET, 0.0), 1.0, 0)
+    heads = [keys_of(b"h" * 100 + bytes([number]) * 2) for number in range(4)]
+    asked = [Prompt(keys, len(keys) // 8 * 100, 100, "", session_key=2000 + number) for number, keys in enumerate(heads)]
+    for each in asked:
+        each.parent_key = 1
+    first = answer(router.choose(asked[0], FLEET, 2.0), 3.0, 0)
+    assert [answer(router.choose(each, FLEET, 4.0), 4.1, 10_000) for each in asked[1:]] == [first] * 3

@@ -86,8 +86,13 @@ def compare(now: ObservedRequest, before: ObservedRequest) -> Break | None:
 
 
 def _other_sessions(now: ObservedRequest, before: ObservedRequest) -> bool:
-    """True if they name different sessions."""
-    return bool(now.session and before.session) and now.session != before.session
+    """True if they name different sessions, or different agents of one session."""
+    return bool(now.session and before.session) and (now.session, now.thread) != (before.session, before.thread)
+
+
+def _same_session(now: ObservedRequest, before: ObservedRequest) -> bool:
+    """True if they name the same session, and the same agent of it."""
+    return bool(now.session) and now.session == before.session and now.thread == before.thread
 
 
 def _common_turns(now: ObservedRequest, before: ObservedRequest) -> int:
@@ -114,7 +119,7 @@ def _same_conversation(now: ObservedRequest, before: ObservedRequest) -> int:
         return 0
     same = _equal(now.body, before.body)
     grown = same == len(before.body) < len(now.body)
-    if now.session and now.session == before.session and same and (grown or same > 1):
+    if same and (grown or same > 1) and _same_session(now, before):
         return same
     if same > 1 and sum([each.size for each in now.body[:same]]) >= MIN_CONVERSATION:
         return same
@@ -128,7 +133,7 @@ def _in_history(now: ObservedRequest, before: ObservedRequest, found: Difference
     later = {each.digest: place for place, each in enumerate(before.turns) if place >= first and each.size >= MIN_TURN}
     kept = [each for each in now.turns[first:] if each.digest in later]
     shared, start = sum([each.size for each in kept]), now.end_of(first)
-    named = bool(now.session) and now.session == before.session
+    named = _same_session(now, before)
     if _is_compacted(now, before, first, named=named, shared=shared, moved=_moved_up(now, kept, first)):
         return Break(before, found._replace(cause=COMPACTION), min(now.units, before.units))
     if now.turns[first].name == before.turns[first].name == REST and found.entry >= 0:
@@ -171,8 +176,8 @@ def _moved_up(now: ObservedRequest, kept: Sequence[Segment], first: int) -> bool
 
 
 def _same_thread(now: ObservedRequest, before: ObservedRequest) -> bool:
-    same = now.session == before.session and now.thread == before.thread and now.model == before.model
-    return bool(now.session) and same and now.block == before.block and not before.outline
+    same = _same_session(now, before) and now.model == before.model
+    return same and now.block == before.block and not before.outline
 
 
 def _by_keys(now: ObservedRequest, before: ObservedRequest) -> Break | None:

@@ -37,7 +37,7 @@ class ObservedOutcome(NamedTuple):
 class ObservedRequest:
     """A request. number: its position in the stream, from 1. place: where it was read ("line 7"), or "".
 
-    thread: an independent part of a session (recorded sub-agents), or "". keys: the block keys of its prompt. units, block:
+    thread: an independent part of a session (a sub-agent), or "". keys: the block keys of its prompt. units, block:
     lengths of the prompt and of a block, in bytes of text or in tokens (exact). outline: () if only keys are known. entries:
     keys of the entries of its prompt log (`entries.py`), b"": unknown. text: the prompt, if it may be shown. price: USD per
     million tokens, uncached and cached; None: unknown.

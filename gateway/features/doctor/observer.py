@@ -16,7 +16,7 @@ from gateway.request.record import SettledRequest
 from gateway.request.settle import Observer
 from gateway.request.slots import Slot
 
-_PROMPT: Final = Slot[tuple[Outline, str]]("doctor")  # outline and salt of the prompt
+_PROMPT: Final = Slot[tuple[Outline, str, str]]("doctor")  # outline and salt of the prompt, agent of the session
 
 
 class DoctorObserver:
@@ -40,7 +40,7 @@ class DoctorObserver:
 
     def _chosen(self, exchange: Exchange, _live: Collection[str], _now: float) -> None:
         """Stores the values that the request's record lacks."""
-        _PROMPT.set(exchange.record, (exchange.api.outline, exchange.api.salt))
+        _PROMPT.set(exchange.record, (exchange.api.outline, exchange.api.salt, exchange.caller.agent))
 
     def __call__(self, request: SettledRequest) -> None:
         booking, prompt_values = request.booking, _PROMPT.get(request)
@@ -48,7 +48,7 @@ class DoctorObserver:
             return
         prompt, decision, usage = booking.prompt, booking.decision, request.spent.usage
         counted = usage if request.subject.countable else None
-        outline, salt = prompt_values
+        outline, salt, agent = prompt_values
         log = NAMED_LOG.get(request)
         self._watch.record(
             SeenRequest(
@@ -70,5 +70,6 @@ class DoctorObserver:
                 live_replicas=tuple([state.name for state in self._fleet.replicas if state.live]),
                 first_byte=request.answer.first_token,
                 entries=entry_keys(log.digests) if log is not None else b"",
+                thread=agent,
             )
         )

@@ -34,7 +34,7 @@ _WATCHED: Final = msgspec.msgpack.Decoder(tuple[float | None, tuple[tuple[float,
 
 class SeenRequest(NamedTuple):
     """A finished request. time: its arrival. live_replicas: the replicas that accepted requests, in any order. entries: keys of
-    the entries of its prompt log, b"": unknown.
+    the entries of its prompt log, b"": unknown. thread: the agent of its session, or "".
     """
 
     time: float
@@ -55,6 +55,7 @@ class SeenRequest(NamedTuple):
     live_replicas: Sequence[str]
     first_byte: float | None
     entries: bytes = b""
+    thread: str = ""
 
 
 class WatchedRequests(NamedTuple):
@@ -112,6 +113,7 @@ class DoctorWatch:
             salt=join_salt(digest_of(own), _valid(head)),
             tenant=_valid(seen.tenant),
             session=_valid(seen.session),
+            thread=_valid(seen.thread),
             keys=seen.keys[:MAX_KEYS],
         )
         record = msgspec.msgpack.encode((*fields[:9], packed(seen.outline), *fields[10:]))
@@ -164,7 +166,7 @@ def observed(record: bytes) -> ObservedRequest:
     found = ObservedRequest(seen.model, seen.keys, seen.units, seen.block, exact=seen.exact, outline=seen.outline)
     found.time, found.salt, found.tenant, found.session = seen.time, seen.salt, seen.tenant, seen.session
     tokens = seen.prompt_tokens, seen.cached_tokens, seen.available_tokens
-    found.entries = seen.entries
+    found.entries, found.thread = seen.entries, seen.thread
     found.outcome = ObservedOutcome(seen.replica, *tokens, seen.reason, frozenset(seen.live_replicas), seen.first_byte)
     return found
 

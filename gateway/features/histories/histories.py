@@ -231,7 +231,8 @@ class Histories:
             names=found.names,
             response=response,
         )
-        store = await self.open()
+        assert self.store is not None
+        store = await (self.store.get_soon() if turn.log is not None else self.store.get())
         if turn.log is not None and (names := turn.log.named(found.output)) is not None:
             log_turn = turn.log
             expires_at = await store.put_turn(

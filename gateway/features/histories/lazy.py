@@ -1,4 +1,5 @@
 """A store that is opened at its first use, because its libraries take half a second and 35 MB, and most gateways never need it.
+If it was used before, it is opened in the background of the start.
 
 If the database cannot be opened, every `get` of the next RETRY_S seconds fails at once, with the same reason; the first one
 after that tries again. Callers refuse the request, or serve it without the store.
@@ -7,6 +8,7 @@ after that tries again. Callers refuse the request, or serve it without the stor
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import logging
 import time
@@ -14,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from gateway.database.failures import StoreFailed
-from gateway.database.places import with_path
+from gateway.database.places import file_of, with_path
 
 if TYPE_CHECKING:
     from gateway.database.database import Database
@@ -28,14 +30,15 @@ log = logging.getLogger("warmroute.state")
 
 FILE: Final = "responses.sqlite"
 RETRY_S: Final = 5.0
-SOON_S: Final = 1.0
+LATE_S: Final = 1.0
 PURGE_S: Final = 60.0
 _PURGE_PAUSE_S: Final = 0.1  # between transactions, so that requests can write
 
 
 class LazyStore(Generic[S_co]):
     """load: imports the store, in a thread, and returns its constructor: (database, ttl_s, clock). url: from the configuration.
-    lost: called once if SQLite's file was deleted or replaced. clock: Unix seconds. pause_clock: monotonic seconds.
+    lost: called once if SQLite's file was deleted or replaced. clock: Unix seconds. pause_clock: monotonic seconds. late_s: the
+    longest wait for it of work that can do without.
 
     tables: modules of features that add tables to the schema, imported before the store is opened. sweeps: periodic work of
     features on the open store; each returns the number of changed objects, 0: nothing is left to do.
@@ -49,6 +52,7 @@ class LazyStore(Generic[S_co]):
         lost: Callable[[], None],
         clock: Callable[[], float] = time.time,
         pause_clock: Callable[[], float] = time.monotonic,
+        late_s: float = LATE_S,
     ) -> None:
         self._load = load
         self._url = with_path(url, FILE)
@@ -56,6 +60,7 @@ class LazyStore(Generic[S_co]):
         self._lost = lost
         self._clock = clock
         self._pause_clock = pause_clock
+        self._late_s = late_s
         self.tables: list[str] = []
         self.sweeps: list[Callable[[], Awaitable[int]]] = []
         self._store: S_co | None = None
@@ -75,25 +80,34 @@ class LazyStore(Generic[S_co]):
         """The store; the first call opens it. Raises StoreFailed."""
         if self._store is not None:
             return self._store
-        if self._opening is None:
-            if self._failure and self._pause_clock() < self._failure[0] + RETRY_S:
-                raise StoreFailed(self._failure[1])
-            self._opening = asyncio.get_running_loop().create_task(self._opened(), name="open store")
-        store, failure = await asyncio.shield(self._opening)  # others wait, too
+        store, failure = await asyncio.shield(self._begun())  # others wait, too
         if store is None:
             raise StoreFailed(failure)
         return store
 
     async def get_soon(self) -> S_co:
-        """`get`, for work that can do without the store: after a failure it waits SOON_S at most. Raises StoreFailed."""
+        """`get`, for work that can do without the store: waits late_s at most. Raises StoreFailed."""
         try:
-            async with asyncio.timeout(SOON_S if self._failure else None):
+            async with asyncio.timeout(self._late_s):
                 return await self.get()
         except TimeoutError:
-            raise StoreFailed(f"it could not be opened before, and takes longer than {SOON_S:g} s") from None
+            raise StoreFailed(f"to open it takes longer than {self._late_s:g} s") from None
+
+    def begin(self) -> None:
+        """Opens it in the background, for work that needs it later. Raises StoreFailed."""
+        if self._store is None:
+            self._begun()
+
+    async def open_used(self) -> None:
+        """Opens it if it may have been used before: SQLite's file exists, or it is another database."""
+        path = file_of(self._url)
+        if path is None or await asyncio.to_thread(path.is_file):
+            with contextlib.suppress(StoreFailed):  # it is logged
+                await self.get()
 
     async def run(self) -> None:
-        """Remove expired responses from the open store every PURGE_S, until cancelled."""
+        """Open a store that was used before. Remove expired responses from the open store every PURGE_S, until cancelled."""
+        await self.open_used()
         while True:
             await asyncio.sleep(PURGE_S)
             try:
@@ -111,6 +125,14 @@ class LazyStore(Generic[S_co]):
         store, self._store = self._store, None
         if store:
             await store.close()
+
+    def _begun(self) -> asyncio.Task[tuple[S_co | None, str]]:
+        """Raises StoreFailed after a recent failure."""
+        if self._opening is None:
+            if self._failure and self._pause_clock() < self._failure[0] + RETRY_S:
+                raise StoreFailed(self._failure[1])
+            self._opening = asyncio.get_running_loop().create_task(self._opened(), name="open store")
+        return self._opening
 
     async def _opened(self) -> tuple[S_co | None, str]:
         """The store; or None, and why it cannot be opened."""

@@ -193,6 +193,7 @@ class TurnStore(RefStore):
         return body
 
     def _delete_unused_frame(self, connection: Connection, owner: str, name: str) -> None:
+        # A transaction that stores a turn of this owner waits, or is committed: both have changed the owner's size before.
         used = and_(responses.c.owner == owner, responses.c.frame != "", responses.c.frame == name, responses.c.emptied == 0)
         if connection.execute(select(responses.c.id).where(used).limit(1)).first() is None:
             unused = and_(frames.c.owner == owner, frames.c.name == name)

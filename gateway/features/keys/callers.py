@@ -55,12 +55,12 @@ class KeyHolders(Callers):
         if credentials:
             grant = self._grant(credentials)
             if grant is not None:
-                return Caller(grant.tenant, grant.number, caller.session, caller.weak_session, grant)
+                return caller.holding(grant.tenant, grant.number, grant)
             if self._required or credentials.startswith(PREFIX):
                 raise self._refused("unknown", GatewayError(401, INVALID, NOT_VALID))
         elif self._required:
             raise self._refused("missing", GatewayError(401, INVALID, f"An API key is needed. {_SEND}"))
-        return Caller("", 0, caller.session, caller.weak_session)
+        return caller.holding("", 0, None)
 
     def named(self, tenant: str, key_id: str) -> Caller:
         keys = self._keys

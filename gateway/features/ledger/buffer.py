@@ -14,7 +14,8 @@ _CHAR_BYTES: Final = 4  # memory of a character, at most
 
 # end (Unix seconds), id, tenant, key, label, model, alias, pool, replica, endpoint; status, stream, cancelled,
 # resumed, failed attempts, error; seconds, seconds to the first byte (None: there was none); tokens predicted and available;
-# consumed (None: nothing was metered), bill (None: no price); run and workflow, or ""; bytes. Each request makes one: a tuple
+# consumed (None: nothing was metered), bill (None: no price); run and workflow, or ""; session, client, user agent, code of the
+# error, or ""; bytes. Each request makes one: a tuple
 # is smallest.
 Entry = tuple[Any, ...]
 
@@ -63,6 +64,6 @@ class Buffer:
         return f"<Buffer {self.entries} entries, {self.bytes} of {self.max_bytes} bytes, {self.dropped} dropped>"
 
 
-def size_of(model: str, alias: str, error: str) -> int:
-    """Memory of an entry in bytes."""
-    return ENTRY_BYTES + _CHAR_BYTES * (len(model) + len(alias) + len(error))
+def size_of(*chosen: str) -> int:
+    """Memory of an entry in bytes. chosen: the texts that clients choose."""
+    return ENTRY_BYTES + _CHAR_BYTES * sum(map(len, chosen))

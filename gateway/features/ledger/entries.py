@@ -49,6 +49,10 @@ class LedgerEntries:
                 spent.bill,
                 run,
                 workflow,
-                size_of(model, alias, error),
+                sender.session,
+                sender.client,
+                sender.user_agent,
+                request.code,
+                size_of(model, alias, error, sender.session, sender.user_agent),
             )
         )

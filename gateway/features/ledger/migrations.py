@@ -1,6 +1,6 @@
 """Migrations of the ledger's tables, in SQL, which are never edited; `tables.py` has the latest version.
 
-1: without `key`. 2: without `run` and `workflow`.
+1: without `key`. 2: without `run` and `workflow`. 3: without `session`, `client`, `user_agent` and `code`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,17 @@ def _add_key(connection: Connection) -> None:
 
 
 def _add_run(connection: Connection) -> None:
-    """Adds `run` and `workflow` to the rows. A gateway of the version before writes rows without them."""
-    for name in ("run", "workflow"):
+    _add_texts(connection, "run", "workflow")
+
+
+def _add_sender(connection: Connection) -> None:
+    _add_texts(connection, "session", "client", "user_agent", "code")
+
+
+def _add_texts(connection: Connection, *names: str) -> None:
+    """Adds columns to the rows. A gateway of the version before writes rows without them."""
+    for name in names:
         connection.execute(text(f"ALTER TABLE warmroute_usage ADD COLUMN {name} VARCHAR DEFAULT '' NOT NULL"))
 
 
-MIGRATIONS: Final[Mapping[int, Migration]] = {1: _add_key, 2: _add_run}
+MIGRATIONS: Final[Mapping[int, Migration]] = {1: _add_key, 2: _add_run, 3: _add_sender}

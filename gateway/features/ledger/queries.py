@@ -4,8 +4,9 @@
       ├─ rows ─┤ day │ day │ day │ day ├─── rows ───┤
                └────── daily sums ─────┘
 
-The rows of an incomplete day may have been removed: then its sums are too small, and the day is reported as incomplete. By run
-or workflow, all days are summed up from rows.
+The rows of an incomplete day may have been removed: then its sums are too small, and the day is reported as incomplete. By one
+of ROW_GROUP, all days are summed up from rows, and of more than MOST_GROUPS groups, of which clients may make any number, only
+the most expensive ones are returned. The others are one group, whose names are all OTHER.
 """
 
 from __future__ import annotations
@@ -31,31 +32,57 @@ from gateway.features.ledger.sums import (
     UsageSums,
 )
 from gateway.features.ledger.tables import daily, rows
+from gateway.telemetry.counters import OTHER
 
 # Literals: Postgres does not recognise two equal parameters of one query.
 _MILL: Final[ColumnElement[Any]] = literal_column(str(MILL))
 _DAY_MS: Final[ColumnElement[Any]] = literal_column(str(DAY_MS))
+MOST_GROUPS: Final = 20_000
 _EPOCH: Final = datetime.date(1970, 1, 1).toordinal()
 
 
-def usage(connection: Connection, by: Sequence[str], period: Period) -> UsageReport:
-    """Sum up a period. by: names of GROUP and ROW_GROUP."""
+def usage(connection: Connection, by: Sequence[str], period: Period, most: int = MOST_GROUPS) -> UsageReport:
+    """Sum up a period. by: names of GROUP and ROW_GROUP. most: groups of rows."""
     found = dict[tuple[str, ...], list[int]]()
     incomplete = list[tuple[str, int, int]]()
-    if days := period.whole_days():
-        if set(by).isdisjoint(ROW_GROUP):
-            _add(found, connection, _of_days(by, *days), by)
-        else:
-            _add(found, connection, _of_rows(by, *days), by)
-            incomplete += _incomplete_days(connection, *days)
+    of_rows, days = not set(by).isdisjoint(ROW_GROUP), period.whole_days()
+    further = 0
+    if of_rows:
+        further = _add_most_expensive(found, connection, by, period, most)
+    if days and of_rows:
+        incomplete += _incomplete_days(connection, *days)
+    elif days:
+        _add(found, connection, _of_days(by, *days), by)
     for begin, end in period.parts():
-        _add(found, connection, _of_rows(by, begin, end), by)
+        if not of_rows:
+            _add(found, connection, _of_rows(by, begin, end), by)
         incomplete += _incomplete(connection, begin)
     groups = [UsageSums(names, tuple(values)) for names, values in found.items() if values[0]]
     groups.sort(key=lambda each: (-each.cost, -each["requests"], each.names))
     if "day" in by:
         groups.sort(key=lambda each: each.names[by.index("day")])
-    return UsageReport(groups, incomplete)
+    return UsageReport(groups, incomplete, further)
+
+
+def _add_most_expensive(
+    found: dict[tuple[str, ...], list[int]], connection: Connection, by: Sequence[str], period: Period, most: int
+) -> int:
+    """Add the groups of rows. Returns the number of groups in OTHER."""
+    within = period.since_ms, period.until_ms or LAST_MS + 1
+    cost = func.sum(sum((1.0 * rows.c[name] for name in MONEY if name != "saved"), literal_column("0.0")))  # no overflow
+    query = _of_rows(by, *within)
+    _add(found, connection, query.order_by(cost.desc(), func.count().desc()).limit(most), by)
+    if len(found) < most:
+        return 0
+    groups = int(connection.execute(select(func.count()).select_from(query.subquery())).scalar() or 0)
+    whole = dict[tuple[str, ...], list[int]]()
+    _add(whole, connection, _of_rows((), *within), ())
+    shown = [sum(values) for values in zip(*found.values(), strict=True)]
+    rest = [one - other for one, other in zip(whole[()], shown, strict=True)]
+    if groups > most:
+        other = (OTHER,) * len(by)
+        found[other] = [one + more for one, more in zip(found.get(other, [0] * len(NAMES)), rest, strict=True)]
+    return groups - most
 
 
 def _of_days(by: Sequence[str], first_ms: int, last_ms: int) -> Select[Any]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 GROUP: Final = ("day", "tenant", "key", "model", "pool", "endpoint")
-ROW_GROUP: Final = ("run", "workflow")  # of rows only: the daily sums would have too many groups
+# Of rows only: the daily sums would have too many groups.
+ROW_GROUP: Final = ("run", "workflow", "session", "client", "user_agent", "code")
 COUNTS: Final = (
     *("requests", "failed", "estimated", "unpriced"),
     *("prompt", "cached", "written", "hours", "completion", "images"),
@@ -71,11 +72,12 @@ class UsageSums:
 @dataclass(frozen=True, slots=True)
 class UsageReport:
     """Result of a query. groups: by day if requested, then the most expensive first. incomplete: (day, rows, requests) of
-    incomplete days whose rows were removed in part.
+    incomplete days whose rows were removed in part. further: number of groups that are summed up as one, `other`.
     """
 
     groups: list[UsageSums]
     incomplete: list[tuple[str, int, int]]
+    further: int = 0
 
 
 def total(groups: Sequence[UsageSums]) -> UsageSums:

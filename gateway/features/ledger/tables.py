@@ -14,12 +14,12 @@ from typing import Final
 
 from sqlalchemy import Index, MetaData, Table
 
-from gateway.database.columns import integers, keys, texts, version_table
+from gateway.database.columns import added_texts, integers, keys, texts, version_table
 from gateway.database.tables import Tables
 from gateway.features.ledger.migrations import MIGRATIONS
 from gateway.features.ledger.sums import COUNTS, GROUP, MONEY, ROW_GROUP, TOKENS
 
-VERSION: Final = 3
+VERSION: Final = 4
 schema: Final = MetaData()
 versions: Final = version_table("warmroute_ledger_schema", schema)
 
@@ -28,7 +28,8 @@ versions: Final = version_table("warmroute_ledger_schema", schema)
 # bounded name; model_name: the requested model, with aliases resolved. failed, stream, cancelled: 0 or 1. attempts: failed
 # attempts. ttft_ms: -1: no byte was received. estimated: see `gateway/accounting/consumed.py`. metered: it has consumed
 # tokens or images; priced: its model has a price. predicted, available: cached tokens, by the router. hours: the tokens of
-# `written` with a lifetime of an hour. run, workflow: of a step of a workflow.
+# `written` with a lifetime of an hour. run, workflow: of a step of a workflow. session, client, user_agent: see
+# `gateway/request/record.py`. code: of the gateway's own error that is the answer.
 rows: Final = Table(
     "warmroute_usage",
     schema,
@@ -40,7 +41,7 @@ rows: Final = Table(
     *integers("duration_ms", "ttft_ms", "predicted", "available", "metered", "priced"),
     *texts("estimated"),
     *integers(*TOKENS, *MONEY),
-    *texts(*ROW_GROUP),
+    *added_texts(*ROW_GROUP),
     Index("warmroute_usage_by_time", "at_ms"),
     sqlite_with_rowid=False,
 )

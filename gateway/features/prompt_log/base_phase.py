@@ -16,7 +16,7 @@ from gateway.admission.memory import LARGE_BODY
 from gateway.config.live import Live
 from gateway.database.failures import StoreFailed
 from gateway.dialects.json_edits import Edit
-from gateway.errors import GatewayError, over_budget
+from gateway.errors import GatewayError
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.log_turn import LOG_TURN
 from gateway.features.histories.records import FoundTurn, RefMove
@@ -125,51 +125,63 @@ class BasePhase:
         LOG_REQUEST.set(exchange.record, request)
 
     async def _stored(self, exchange: Exchange, request: LogRequest) -> None:
-        """A request that needs the store of turns."""
-        wishes = request.wishes
+        """A request that needs the store of turns: now, or only to keep its turn after the answer."""
+        wishes, form, lease = request.wishes, request.form, exchange.request.lease
+        reads = wishes.base is not None or wishes.frame != "" or exchange.api.refers != ""
         if self._store is None:
             if wishes.base is not None or wishes.frame:
                 raise logs_off("This gateway keeps no logs (state).", "frame" if wishes.base is None else "base")
             return
+        owner_id, store, found = owner(exchange.request, exchange.caller), None, list[FoundTurn]()
         try:
-            reads = wishes.base is not None or wishes.frame or wishes.once
-            store = await (self._store.get() if reads else self._store.get_soon())
+            self._store.begin()
+            if reads:
+                store = await self._store.get()
+            chain, named = await self.base(exchange, form, wishes)
+            if store is not None and chain != EMPTY:
+                found += await found_turns(store, owner_id, chain, form) if named is None else [named]
+            bases = [open_calls(turn) for turn in found]
+            own = await self._own_turns.of(exchange.api.body, form, chain, bases, lease, named=bool(wishes.frame))
+            differs = wishes.expect not in (None, own.chain)
+            if store is None and (own.sealed or differs):
+                store = await self._store.get_soon()
         except StoreFailed as failure:
-            if wishes.base is not None or wishes.frame:
+            if reads:
                 raise not_answering(failure) from None
             return  # the answer is whole, and not kept
-        owner_id, form = owner(exchange.request, exchange.caller), request.form
-        try:
-            chain, named = await self.base(exchange, form, wishes)
-        except StoreFailed as failure:
-            raise not_answering(failure) from None
-        found: Sequence[FoundTurn] = () if named is None else [named]
-        if chain != EMPTY and named is None:
-            found = await found_turns(store, owner_id, chain, form)
-        bases, body, lease = [open_calls(turn) for turn in found], exchange.api.body, exchange.request.lease
-        own = await self._own_turns.of(body, form, chain, bases, lease, named=bool(wishes.frame))
         turn = found[own.base] if found else FoundTurn("", form, at_input=False, open=b"[]")
-        base = await base_of(store, owner_id, turn, self._max_bytes) if found else Base([], b"")
-        issuers = base.issuers | await issuers_of(store, owner_id, own)
-        if issuers:
-            exchange.binding = self._binding(issuers)
+        base, framed = Base([], b""), b""
+        if store is not None:
+            base, framed = await self._read(exchange, store, request, turn, own, differs=differs)
         length = log_length(base.digests, own.digests)
-        if wishes.expect is not None and wishes.expect != own.chain:
-            received = Base([*base.before, own.stored], base.digests + own.digests)
-            difference = await self._divergence.first_difference(
-                store, owner_id, wishes.expect, received, form, exchange.request.lease, self._max_bytes
-            )
-            latest = await self._jobs.latest(base, exchange.request.lease.account.client)
-            raise diverged(length, [*latest, *own.latest], difference)
-        framed = b""
-        if wishes.frame and wishes.frame != _EMPTY_FRAME:
-            framed = await frame_of(store, owner_id, wishes.frame, form)
         request.names = own.chain, wishes.frame or own.frame, length
         sent = WHOLE if chain == EMPTY else BASE
         NAMED_LOG.set(exchange.record, NamedLog(length, sent, (base.digests, own.digests)))
         request.turn = await self._join(exchange, request, own, turn, base.before, framed)
         if wishes.ref:
             request.turn.move = ref_move(wishes.ref, chain, own)
+
+    async def _read(
+        self, exchange: Exchange, store: TurnStore, request: LogRequest, turn: FoundTurn, own: OwnTurn, *, differs: bool
+    ) -> tuple[Base, bytes]:
+        """The base up to a found turn, and the frame. Binds a request with sealed parts to their pool. differs: another head is
+        expected. Raises GatewayError.
+        """
+        wishes, owner_id, lease = request.wishes, owner(exchange.request, exchange.caller), exchange.request.lease
+        base = await base_of(store, owner_id, turn, self._max_bytes) if turn.id else Base([], b"")
+        if issuers := base.issuers | await issuers_of(store, owner_id, own):
+            exchange.binding = self._binding(issuers, strict=not wishes.unbound)
+        if differs and wishes.expect is not None:
+            length = log_length(base.digests, own.digests)
+            received = Base([*base.before, own.stored], base.digests + own.digests)
+            difference = await self._divergence.first_difference(
+                store, owner_id, wishes.expect, received, request.form, lease, self._max_bytes
+            )
+            latest = await self._jobs.latest(base, lease.account.client)
+            raise diverged(length, [*latest, *own.latest], difference)
+        if not wishes.frame or wishes.frame == _EMPTY_FRAME:
+            return base, b""
+        return base, await frame_of(store, owner_id, wishes.frame, request.form)
 
     async def _join(
         self, exchange: Exchange, request: LogRequest, own: OwnTurn, turn: FoundTurn, before: list[bytes], framed: bytes
@@ -194,7 +206,7 @@ class BasePhase:
             text = f"With its log and frame the body has {size + len(api.body):,} bytes (limits.body_mb). Start a new log."
             raise log_error(413, "history_too_large", text)
         if size >= LARGE_BODY and form != RESPONSES:
-            _charge(exchange, size)
+            exchange.charge(size)
         api.body = await edited(api.body, edits)
         if form == RESPONSES:
             api.keeps, api.refers = True, ""
@@ -203,16 +215,20 @@ class BasePhase:
             exchange.api = await self._whole.parsed(exchange, api)
         return kept
 
-    def _binding(self, issuers: frozenset[str]) -> PoolBinding:
-        """Binds a request to the pool that can read its sealed parts. Raises GatewayError 409 if that takes several."""
+    def _binding(self, issuers: frozenset[str], *, strict: bool) -> PoolBinding | None:
+        """Binds a request to the pool that can read its sealed parts. Raises GatewayError 409 if that takes several, and the
+        request is strict; else None.
+        """
 
         def refusal() -> GatewayError:
             self._metrics.refused.add((SEALED_ISSUER,))
             return sealed_issuer(issuers)
 
         if len(issuers) > 1:
-            raise sealed_issuer(issuers)
-        return PoolBinding(next(iter(issuers)), refusal)
+            if strict:
+                raise sealed_issuer(issuers)
+            return None
+        return PoolBinding(next(iter(issuers)), refusal, strict=strict)
 
     async def base(self, exchange: Exchange, form: str, wishes: Wishes) -> tuple[bytes, FoundTurn | None]:
         """The chain of the base, that of the empty log without one; and its turn, if the request names that by its id. Raises
@@ -259,9 +275,3 @@ def log_length(base: bytes, own: bytes) -> int:
     if length > MAX_ENTRIES:
         raise invalid(f"This conversation has no name: there are more than {MAX_ENTRIES:,} entries.", "base")
     return length
-
-
-def _charge(exchange: Exchange, size: int) -> None:
-    lease = exchange.request.lease
-    if not lease.grow(size):
-        raise over_budget(0, lease.account.largest)

@@ -30,7 +30,7 @@ class Wishes:
     """A request's header. expect: the chain that the client has computed; None: it expects none. keep: its turn is to be kept.
     ttl_s: the wished lifetime of the turn; 0: the longest. base: the chain of the log that it goes on from, None: none. frame:
     the name of its frame, "": its own. ref: the ref to be moved to its head, "": none. once: the token of its generation,
-    "": none.
+    "": none. unbound: sealed parts may go to a pool that cannot read them.
     """
 
     expect: bytes | None = None
@@ -40,6 +40,7 @@ class Wishes:
     frame: str = ""
     ref: str = ""
     once: str = ""
+    unbound: bool = False
 
     @property
     def stores(self) -> bool:
@@ -74,6 +75,7 @@ def wishes_of(value: str) -> Wishes | None:
         frame=_frame(members),
         ref=_ref(members),
         once=once,
+        unbound=_wished(members, "unbound"),
     )
     named = _wished(members, "name")
     if not (named or wishes.stores or wishes.ref or wishes.expect is not None):

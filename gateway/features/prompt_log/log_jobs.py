@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, Final
 
 from gateway.admission.memory import LARGE_BODY, MemoryLease
-from gateway.errors import over_budget
 from gateway.features.prompt_log import job
 from gateway.features.prompt_log.bases import Base
 from gateway.parser.parsing import Parsing
@@ -53,6 +52,6 @@ class LogJobs:
 
 
 def charge(lease: MemoryLease, size: int) -> None:
-    """Charges the bytes of a log. Raises GatewayError 413 or 503."""
-    if size >= LARGE_BODY and not lease.grow(size):
-        raise over_budget(0, lease.account.largest)
+    """Charges the bytes of a log. Raises GatewayError 503."""
+    if size >= LARGE_BODY:
+        lease.charge(size)

@@ -18,7 +18,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.admission.memory import MemoryLease, parsing
-from gateway.errors import GatewayError, ReplicaFailure, over_budget
+from gateway.errors import GatewayError, ReplicaFailure
 from gateway.features.prompt_log.bases import log_error
 from gateway.features.prompt_log.render_job import text_member, token_ids
 from gateway.fleet.state import ReplicaState
@@ -122,8 +122,7 @@ class _Question:
 
         def charge(size: int) -> None:
             nonlocal held
-            if not self._lease.grow(size):
-                raise over_budget(0, self._lease.account.largest)
+            self._lease.charge(size)
             held += size
 
         answer = await self._upstream.open(self._replica.url, ReplicaCall("POST", path, _LINES, body), RENDER_S)
@@ -137,8 +136,7 @@ class _Question:
             if len(raw) > most:
                 raise _UnusableAnswer(_failed(f"its answer to {path} has more than {most:,} bytes"))
             found = await self._parsed(raw, work, operation)
-            if not self._lease.grow(2 * len(found[0])):  # beside it, in the answer
-                raise over_budget(0, self._lease.account.largest)
+            self._lease.charge(2 * len(found[0]))  # beside it, in the answer
             return found
         finally:
             answer.close()

@@ -29,7 +29,7 @@ class RecordTraffic:
             recording.skipped += 1
             return
         prompt = booking.prompt
-        if not recording.wants(prompt.session_key):
+        if not recording.wants(prompt.family_key):
             return
         first = answer.first_token if subject.stream else None
         row = (
@@ -45,7 +45,7 @@ class RecordTraffic:
             prompt.block_units,
             not prompt.scale,
             prompt.keys,
-            prompt.session_key,
+            prompt.family_key,  # agents of one session share blocks: they are in a sample together
             prompt.client,
             request.status,
             subject.label,
@@ -53,4 +53,4 @@ class RecordTraffic:
             placement.replica,
             request.sender.tenant,
         )
-        recording.add(prompt.session_key, prompt.keys, row)
+        recording.add(prompt.family_key, prompt.keys, row)

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable
 from typing import Final
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 from uuid import uuid4
 
 import orjson
@@ -19,7 +19,7 @@ import orjson
 from gateway.admission.memory import LARGE_BODY
 from gateway.database.failures import StoreFailed
 from gateway.dialects.responses.ids import MAX_ID_CHARS, is_id
-from gateway.dialects.responses.items import MAX_FIELDS, Paging, page, require_includes
+from gateway.dialects.responses.items import Paging, page, require_includes
 from gateway.errors import GatewayError, bad_request
 from gateway.features.histories.histories import Histories, expired_error, full, unavailable
 from gateway.features.histories.records import (
@@ -35,10 +35,10 @@ from gateway.features.histories.records import (
     UnknownObjectError,
 )
 from gateway.features.responses.background.objects import in_background
+from gateway.features.runs.asking import event_number, fields_of, require_method
 from gateway.features.runs.following import PARSED, RunStreamRequest
 from gateway.features.runs.runs import Runs
 
-MAX_DIGITS: Final = 15  # in an event's number
 MAX_LISTED: Final = 16 << 20  # bytes of a listed history, and of a page of a conversation (one item may be larger)
 
 _PATH: Final = re.compile(r"/v1/(responses|conversations)(?:/([^/]+)(?:/(input_items|cancel|items)(?:/([^/]+))?)?)?")
@@ -105,15 +105,15 @@ class StateApi:
         if id_.startswith(TURN):
             raise UnknownObjectError(id_)  # of another API, in a prompt log
         if below == "input_items":
-            _require(method, "GET")
-            asked = _query(query)
+            require_method(method, "GET")
+            asked = fields_of(query)
             Paging(asked)  # before anything is read
             chain = await store.chain(owner, id_, MAX_LISTED)
             charge(PARSED * sum(len(each.input) + len(each.output) for each in chain))
             turns = [(each.id, each.input, each.output) for each in chain]
             return 200, await self._histories.reader.input_items(turns, asked, client)
         if below == "cancel":
-            _require(method, "POST")
+            require_method(method, "POST")
             found = await store.get(owner, id_)
             if not in_background(found.response):
                 raise bad_request("Only background responses can be cancelled.", code="not_in_background")
@@ -122,19 +122,19 @@ class StateApi:
                 self._runs.stop(owner, id_)
                 found = await store.get(owner, id_)
             return 200, found.response
-        _require(method, "GET", "DELETE")
+        require_method(method, "GET", "DELETE")
         if method == "DELETE":
             if not await store.delete(owner, id_):
                 await store.get(owner, id_)  # raises the error with the reason
                 raise UnknownObjectError(id_)
             self._runs.stop(owner, id_)
             return 200, orjson.dumps({"id": id_, "object": "response", "deleted": True})
-        found, asked = await store.get(owner, id_), _query(query)
+        found, asked = await store.get(owner, id_), fields_of(query)
         if asked.get("stream") not in ("true", "1"):
             return 200, found.response
         if not in_background(found.response):
             raise bad_request("Only background responses can be streamed again.", "stream")
-        return RunStreamRequest(owner, id_, found.response, found.status in RUNNING, _number(asked.get("starting_after")))
+        return RunStreamRequest(owner, id_, found.response, found.status in RUNNING, event_number(asked.get("starting_after")))
 
     # -- conversations
 
@@ -152,13 +152,13 @@ class StateApi:
         if len(body) >= LARGE_BODY:
             charge(_COPIES * len(body))
         if id_ is None:
-            _require(method, "POST")
+            require_method(method, "POST")
             given = await read.conversation_fields(body, client)
             made = StoredConversation(owner=owner, id=f"conv_{uuid4().hex}", created_at=self._clock(), metadata=given.metadata)
             await store.create_conversation(made, [Item(*each) for each in given.items or ()])
             return 200, _conversation(made)
         if below is None:
-            _require(method, "GET", "POST", "DELETE")
+            require_method(method, "GET", "POST", "DELETE")
             if method == "DELETE":
                 if not await store.delete_conversation(owner, id_):
                     await store.conversation(owner, id_)
@@ -170,19 +170,19 @@ class StateApi:
         if below != "items":
             raise GatewayError(404, "not_found", "A conversation has 'items'.")
         if item is not None:
-            _require(method, "GET", "DELETE")
+            require_method(method, "GET", "DELETE")
             if method == "DELETE":
                 await store.delete_item(owner, id_, item)
                 return 200, _conversation(await store.conversation(owner, id_))
             return 200, (await store.item(owner, id_, item, charge)).item
-        _require(method, "GET", "POST")
+        require_method(method, "GET", "POST")
         if method == "POST":
             items = (await read.conversation_fields(body, client)).items
             if items is None:
                 raise bad_request("'items' is required: a list.", "items")
             await store.add(owner, id_, [Item(*each) for each in items])
             return 200, page(items, more=False)
-        asked = Paging(_query(query))
+        asked = Paging(fields_of(query))
         part = ItemRange(asked.limit, asked.after, descending=asked.descending)
         rows, more = await store.items(owner, id_, part, MAX_LISTED, charge)
         return 200, page([(each.id, each.item) for each in rows], more=more)
@@ -191,24 +191,3 @@ class StateApi:
 def _conversation(found: StoredConversation) -> bytes:
     metadata = orjson.loads(found.metadata)
     return orjson.dumps({"id": found.id, "object": "conversation", "created_at": int(found.created_at), "metadata": metadata})
-
-
-def _require(method: str, *allowed: str) -> None:
-    if method not in allowed:
-        raise GatewayError(405, "method_not_allowed", f"This path allows {', '.join(allowed)}.")
-
-
-def _query(query: str) -> dict[str, str]:
-    try:
-        return dict(parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_FIELDS))
-    except ValueError:
-        raise bad_request("The query has too many fields.") from None
-
-
-def _number(text: str | None) -> int | None:
-    """Raises GatewayError 400."""
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
-        raise bad_request("'starting_after' must be the number of an event.", "starting_after")
-    return int(text)

@@ -47,7 +47,7 @@ def install(core: Core) -> None:
 def _recall_of(core: Core) -> tuple[LazyStore[RunStore] | None, Runs, Recall]:
     state, wall_clock, metrics = STATE.of(core.config), core.wall_clock, core.metrics.of(ResponsesMetrics)
     load = partial(_load, state.max_mb << 20, state.owner_mb << 20, core.around.late_s)
-    lazy = LazyStore(load, state.url, state.ttl_s, metrics.file_lost.add, wall_clock, core.clock)
+    lazy = LazyStore(load, state.url, state.ttl_s, metrics.file_lost.add, wall_clock, core.clock, core.around.late_s)
     store = lazy if state.url != OFF else None
     histories = Histories(store, StoredItems(core.parsing), metrics.kept, metrics.histories, wall_clock)
     logs = Logs(max_logs=min(MAX_LOGS, core.memory.limit // LOGS_SHARE))

@@ -17,7 +17,7 @@ from typing import Final
 from gateway.admission.memory import LARGE_BODY, MemoryLease
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
-from gateway.errors import bad_request, over_budget
+from gateway.errors import bad_request
 from gateway.features.histories.histories import Histories, too_large
 from gateway.features.histories.history import History, written_out
 from gateway.features.histories.kept import stored_answer
@@ -27,7 +27,7 @@ from gateway.features.histories.response_turn import Turn
 from gateway.features.histories.whole import WholeBodies
 from gateway.features.responses.api import Answer, StateApi
 from gateway.features.responses.background.objects import queued_object
-from gateway.features.runs.beginning import NewRun, charge
+from gateway.features.runs.beginning import NewRun
 from gateway.features.runs.following import Followers, FollowerStream, RunStreamRequest
 from gateway.features.runs.run_request import RunRequest
 from gateway.features.runs.runs import Runs, Serve
@@ -87,7 +87,7 @@ class Recall:
         if isinstance(request, RunRequest):
             request.run.join(turn)
         if turn.request_items is not None and len(turn.request_items) >= LARGE_BODY:
-            _charge(request, len(turn.request_items))
+            request.lease.charge(len(turn.request_items))
             request.lease.head += len(turn.request_items)  # held until the answer is stored
         if lane is not None:
             _watch(request, history, turn, lane)
@@ -96,7 +96,7 @@ class Recall:
             return api, turn
         size = sum(map(len, turn.before))
         if size >= LARGE_BODY:
-            _charge(request, size)
+            request.lease.charge(size)
         leaves = passes_through or not dialect.makes_objects
         api.body = await edited(body, written_out(history, turn.before, keeps=leaves))
         api.keeps, api.refers = passes_through and api.keeps, ""
@@ -119,7 +119,7 @@ class Recall:
         if turn is None:
             return None
         if (size := sum(map(len, turn.before))) >= LARGE_BODY:
-            _charge(request, size)
+            request.lease.charge(size)
         if api.references:
             await self._resolve(request, history, turn, caller)
         new = NewRun(
@@ -175,7 +175,7 @@ class Recall:
             text = f"The items referenced by 'input' have {size:,} bytes in all; the maximum here is {max(0, max_bytes):,}."
             raise too_large(text, "input")
         if size + len(history.own) >= LARGE_BODY:
-            _charge(request, size + len(history.own))
+            request.lease.charge(size + len(history.own))
         history.resolve(await edited(*history.referring(references, items)))
         if turn.request_items is not None:
             known = (
@@ -195,7 +195,7 @@ async def run_request(api: ApiRequest, history: History, lease: MemoryLease) -> 
     """
     values: Mapping[str, bytes] = {"background": b"false", "stream": b"true"}
     body = await edited(api.body, history.members.put_all(values))
-    charge(lease, len(body))
+    lease.charge(len(body))
     made = ApiRequest(api.model, api.prompt, api.salt, stream=True, metered=True, body=body)
     made.stores, made.keeps, made.refers, made.references = False, api.keeps, api.refers, api.references
     made.made, made.breakpoints, made.images, made.outline = api.made, api.breakpoints, api.images, api.outline
@@ -224,10 +224,5 @@ def _remember(lane: Lane, before: tuple[bytes, ...], own: bytes, response: bytes
 
 
 def charge_to(request: ClientRequest) -> Callable[[int], None]:
-    """A function that charges bytes to the request's lease. Raises GatewayError 413 or 503."""
-    return partial(_charge, request)
-
-
-def _charge(request: ClientRequest, size: int) -> None:
-    if not request.lease.grow(size):
-        raise over_budget(0, request.lease.account.largest)
+    """A function that charges bytes to the request's lease. Raises GatewayError 503."""
+    return request.lease.charge

@@ -19,7 +19,7 @@ from uuid import uuid4
 from gateway.admission.memory import MemoryLease
 from gateway.database.failures import StoreError, StoreFailed
 from gateway.dialects.api_request import ApiRequest
-from gateway.errors import GatewayError, over_budget
+from gateway.errors import GatewayError
 from gateway.features.histories.histories import full, unavailable
 from gateway.features.histories.records import QUEUED, StoredResponse, StoreFullError
 from gateway.features.runs.event_log import Key, Logs
@@ -90,7 +90,7 @@ class RunStarter:
         events, lease = leases
         now = self._clock()
         response = new.queued(key[1], int(now))
-        charge(lease, len(response))
+        lease.charge(len(response))
         stored = StoredResponse(
             owner=key[0],
             id=key[1],
@@ -134,9 +134,3 @@ def places_full(places: RunPlaces, owner: str) -> GatewayError:
         reason = f"Your address has its share of the {MAX_RUNS} background responses possible here, or all are running."
     text = f"{reason} Wait until one has ended, or cancel one."
     return GatewayError(429, "too_many_background_responses", text, retry_after_s=FULL_RETRY_S)
-
-
-def charge(lease: MemoryLease, size: int) -> None:
-    """Raises GatewayError 413 or 503."""
-    if not lease.grow(size):
-        raise over_budget(0, lease.account.largest, size)

@@ -14,7 +14,6 @@ from typing import Final
 
 from gateway.admission.memory import MemoryLease
 from gateway.dialects.events.sse import data_of
-from gateway.errors import over_budget
 from gateway.features.runs.run import Run
 from gateway.request.client import ClientReply
 from gateway.request.whole_events import WholeEvents
@@ -49,7 +48,7 @@ class RunReply(ClientReply):
         self.write(first)
 
     def write(self, data: bytes) -> None:
-        """Raises GatewayError: 502 for an invalid or too large answer, 413 or 503 without memory."""
+        """Raises GatewayError: 502 for an invalid or too large answer, 503 without memory."""
         run = self._run
         if self._events:
             self._take(self._events.feed(data))
@@ -85,8 +84,7 @@ class RunReply(ClientReply):
     def _hold(self, plain: bytearray, data: bytes) -> None:
         if len(plain) + len(data) > self._run.format.max_answer:
             raise self._run.too_large()
-        if not self._lease.grow(len(data)):
-            raise over_budget(0, self._lease.account.largest)
+        self._lease.charge(len(data))
         plain += data
 
     def __repr__(self) -> str:

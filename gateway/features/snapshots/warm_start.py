@@ -39,7 +39,7 @@ class Siblings(Protocol):
 
 
 class WarmStart:
-    """`run` is to be a task, from before `apply_all` until after `close`."""
+    """The snapshots of a gateway's start. `run` is to be a task, from before `apply_all` until after `close`."""
 
     def __init__(self, format: str, keeper: Keeper | None, siblings: Siblings | None) -> None:  # noqa: A002
         """format: of block keys, by `format_of`."""
@@ -55,7 +55,7 @@ class WarmStart:
         """Applies the snapshots. apply: returns False if the snapshot could not be applied."""
         found = await self._siblings.first_snapshot() if self._siblings else None
         stored = await self._keeper.read() if self._keeper else None
-        if found and not self._is_smaller(found, stored):
+        if found and not self._lacks_much(found, stored):
             if await apply(found):
                 return
             found = None
@@ -75,7 +75,8 @@ class WarmStart:
         await self.apply_all(collect)
         return snapshots
 
-    def _is_smaller(self, found: Snapshot, stored: Snapshot | None) -> bool:
+    def _lacks_much(self, found: Snapshot, stored: Snapshot | None) -> bool:
+        """True if the sibling's snapshot is partial, or much smaller than the file's (see the module)."""
         if stored is None or stored.header.format != self._format:
             return False
         return found.header.partial or found.size < MIN_SIBLING_SHARE * stored.size

@@ -19,6 +19,7 @@ COMPILE: Final = "workflows.compile"
 CACHED_BYTES: Final = 16 << 10  # of a document whose workflow is kept for the next run
 _INLINE_BYTES: Final = 4 << 10  # of a document that is compiled in the event loop: 4 ms
 _MAX_CACHED: Final = 64
+MAX_BODY_BYTES: Final = 16 << 20  # of a request: its inputs have at most MAX_MESSAGES_BYTES, but texts may be escaped
 
 
 class WorkflowCompiler:
@@ -57,3 +58,10 @@ def require_size(document: str | bytes) -> None:
     if len(document) > MAX_DOCUMENT_BYTES:
         text = f"A document has at most {MAX_DOCUMENT_BYTES >> 10} KiB."
         raise GatewayError(413, "workflow_too_large", text, param="workflow")
+
+
+def require_body_size(raw: bytes) -> None:
+    """Raises GatewayError 413."""
+    if len(raw) > MAX_BODY_BYTES:
+        text = f"A request for a workflow has at most {MAX_BODY_BYTES >> 20} MiB."
+        raise GatewayError(413, "workflow_too_large", text)

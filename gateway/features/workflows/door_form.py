@@ -16,6 +16,7 @@ from gateway.errors import GatewayError
 from gateway.features.translation.answers import TranslatedAnswers
 from gateway.features.translation.table import TRANSLATIONS
 from gateway.features.translation.translation import Translation
+from gateway.features.workflows.compiler import require_body_size
 from gateway.request.exchange import Exchange
 
 _REFUSED: Final = ("tools", "functions", "response_format", "logprobs", "top_logprobs")
@@ -33,8 +34,9 @@ _INLINE_BYTES: Final = 1 << 16  # largest body that is translated in the event l
 
 
 async def form_of(exchange: Exchange) -> DoorForm:
-    """The request as chat, and its answers in the client's dialect. Raises GatewayError 400."""
+    """The request as chat, and its answers in the client's dialect. Raises GatewayError 400 or 413."""
     name, raw = exchange.dialect.name, exchange.api.body
+    require_body_size(raw)
     exchange.api.body = b""
     if name == CHAT:
         body = orjson.loads(raw)

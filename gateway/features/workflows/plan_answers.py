@@ -16,7 +16,7 @@ import orjson
 
 from gateway.admission.memory import parsing
 from gateway.core import Core
-from gateway.errors import GatewayError, over_budget
+from gateway.errors import GatewayError
 from gateway.features.workflows.language.document import ModelCall
 from gateway.features.workflows.language.estimate import RunEstimate, estimate_of
 from gateway.features.workflows.language.operations import WorkBudget
@@ -96,8 +96,7 @@ class PlanAnswers:
         """The replica that would get this body, and the tokens of it that it holds. None: it holds none."""
         core, caller, lease = self._core, exchange.caller, exchange.request.lease
         dialect, client, aliases = core.around.dialects.at(path), lease.account.client, core.live.aliases
-        if not lease.grow(len(raw)):
-            raise over_budget(0, lease.account.largest, len(raw))
+        lease.charge(len(raw))
         try:
             api = await core.parsing.in_turn(dialect, raw, aliases, client)
             if api is None:

@@ -16,7 +16,7 @@ from gateway.core import Core
 from gateway.dialects.json_edits import read_object
 from gateway.errors import GatewayError, bad_request
 from gateway.features.histories.lazy import LazyStore
-from gateway.features.workflows.compiler import WorkflowCompiler, require_size
+from gateway.features.workflows.compiler import WorkflowCompiler, require_body_size, require_size
 from gateway.features.workflows.connectors import Connectors
 from gateway.features.workflows.directory import OPERATOR, TENANT, NamedWorkflow, WorkflowLibrary
 from gateway.features.workflows.language.document import ConnectorCall, ModelCall
@@ -164,6 +164,7 @@ class RunRequests:
 
 def read_body(raw: bytes) -> RunRequestBody:
     """Raises GatewayError 400 or 413."""
+    require_body_size(raw)
     try:
         spans = read_object(raw, most=_MAX_SCANNED).spans
         members = {key: raw[slice(*spans[key])] for key in spans if key in _KEYS}

@@ -58,9 +58,10 @@ def _estimates(used: Consumption) -> dict[str, Any]:
 def _waited_and_noted(request: SettledRequest) -> dict[str, Any]:
     """Fields that few requests have."""
     waited = {"queued_s": _microseconds(request.placement.queued_s)} if request.placement.queued_s else {}
+    held = {"held_s": _microseconds(request.placement.held_s)} if request.placement.held_s else {}
     sent = {"sent_id": request.sent_id} if request.sent_id else {}
     pulses = {"pulses": request.answer.pulses} if request.answer.pulses else {}
-    return {**sent, **waited, **pulses, **(request.fields or {})}
+    return {**sent, **waited, **held, **pulses, **(request.fields or {})}
 
 
 def _line(request: SettledRequest) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def _line(request: SettledRequest) -> dict[str, Any]:
     }
     if used and used.estimated:
         line |= _estimates(used)
-    if placement.queued_s or answer.pulses or request.fields or request.sent_id:
+    if placement.queued_s or placement.held_s or answer.pulses or request.fields or request.sent_id:
         line |= _waited_and_noted(request)
     if usage and usage.written:
         line["cache_write_tokens"] = usage.written

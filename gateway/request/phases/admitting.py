@@ -86,17 +86,25 @@ class AdmitPhase:
             raise GatewayError(NOT_FOUND, error.code, text, param="model") from None
 
     async def _bound(self, exchange: Exchange, target: Target, binding: PoolBinding) -> Target:
-        """The target in the only pool that may serve the request: its model's own pool, or one of that pool's fallbacks.
+        """The target in the only pool that may serve the request: its model's own pool, or one of that pool's fallbacks. In the
+        first pool that it goes to, if the binding is not strict.
 
         Raises GatewayError.
         """
         fallback = self._extensions.fallback
         found: Target | None = None
+        if not binding.strict:
+            exchange.binding = None
+            first = self._fleet.target_in(binding.pool, target.model, target.label)
+            if first is None or not self._fleet.is_well(first, self._clock()):
+                return target
         if target.pool == binding.pool:
             found = self._fleet.target_in(target.pool, target.model, target.label)  # so that no reload leads to another pool
         elif fallback is not None:
             found = await fallback.within(exchange, target, binding.pool)
         if found is None:
+            if not binding.strict:
+                return target
             raise binding.refusal()
         exchange.record.subject.model = exchange.api.model
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from gateway.config.live import Live
 from gateway.dialects.salts import require_saltable, tenant_salt
@@ -17,7 +17,7 @@ from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.phases.scopes import prompt_of
 from gateway.telemetry.metrics import Metrics
 from gateway.turns import turns_of
-from router import Router
+from router import Prompt, Router
 
 
 class ChoosePhase:
@@ -57,14 +57,7 @@ class ChoosePhase:
         prompt = prompt_of(self._live, api, caller, target.label, exchange.request.lease.account.client)
         if not (api.metered or computes(record.subject.endpoint, exchange.request.method)):
             prompt.units = 0
-        live = self._fleet.candidates(target, begun)
-        if api.refers and (known := self._objects.find(api.refers, caller)) and known[0] in live:
-            live = [known[0]]  # no other replica has the object
-        elif exchange.dialect.lacking:
-            live = self._fleet.able(target, exchange.dialect.name, begun) or live  # if empty, the first attempt fails
-        elif spared := self._fleet.spared(target, begun, live):
-            holder = self._router.holder(prompt, [*live, *spared], begun)
-            live = [*live, holder] if holder in spared else live
+        live = self._candidates(exchange, prompt, begun)
         extensions = self._extensions
         explainers = [each for each in extensions.explainers if each.wants(exchange, begun)] if extensions.explainers else None
         ranking = self._router.rank(prompt, live, begun)[1] if explainers else None
@@ -84,3 +77,26 @@ class ChoosePhase:
                 explainer.explain(exchange, self._router.policy_name, ranking)
         for chosen in extensions.chosen:
             chosen(exchange, live, begun)
+
+    def again(self, exchange: Exchange) -> None:
+        """Choose again for a request that was not sent yet: what decided the first time has changed."""
+        now, booking, placement = self._clock(), exchange.booking, exchange.record.placement
+        target = self._fleet.renewed(exchange.target)
+        if not target.replicas:
+            return  # the attempt fails
+        exchange.target = target
+        booking.move(self._candidates(exchange, booking.prompt, now), now)
+        placement.reason, placement.estimated_prompt_tokens = booking.decision.reason, booking.decision.prompt_tokens
+
+    def _candidates(self, exchange: Exchange, prompt: Prompt, now: float) -> Collection[str]:
+        """The replicas to choose from."""
+        api, target = exchange.api, exchange.target
+        live = self._fleet.candidates(target, now)
+        if api.refers and (known := self._objects.find(api.refers, exchange.caller)) and known[0] in live:
+            return [known[0]]  # no other replica has the object
+        if exchange.dialect.lacking:
+            return self._fleet.able(target, exchange.dialect.name, now) or live  # if empty, the first attempt fails
+        if spared := self._fleet.spared(target, now, live):
+            holder = self._router.holder(prompt, [*live, *spared], now)
+            return [*live, holder] if holder in spared else live
+        return live

@@ -125,7 +125,8 @@ def _consumed(record: SettledRequest, exchange: Exchange) -> Consumption | None:
     answer, usage = record.answer, record.spent.usage
     if answer.answered == SWITCHING:
         return consumed(usage, NOTHING_PREDICTED, 0, whole=True) if usage else None
-    left = not answer.answered and (record.status == CLIENT_LEFT or record.cancelled)
+    ended = record.status == CLIENT_LEFT or record.cancelled or (exchange.ended_by is not None and exchange.attempts.asked)
+    left = not answer.answered and ended
     if not record.subject.metered or not (answer.answered == 200 or left):
         return None
     return exchange.consumed(usage, whole=answer.complete or exchange.delivered.done_sent)

@@ -17,6 +17,8 @@ def prompt_of(live: Live, api: ApiRequest, caller: Caller, label: str, address: 
     client, session = caller.number(address), session_of(api, caller, label)
     prompt = router_prompt(api, live.blocks, label, session, client, scope_of(live, caller))
     prompt.origin, prompt.images = caller.origin(address, client), api.images
+    if caller.agent or caller.parent:
+        prompt.parent_key = _parent_key(api, caller, label)
     return prompt
 
 
@@ -26,7 +28,20 @@ def session_of(api: ApiRequest, caller: Caller, label: str) -> tuple[str, int]:
     """
     name = caller.session or api.session
     known = (name or caller.weak_session) if api.metered else ""
-    return name, session_key(known, label, caller.tenant) if known else 0
+    return name, session_key(_agent_of(known, caller.agent), label, caller.tenant) if known else 0
+
+
+def _parent_key(api: ApiRequest, caller: Caller, label: str) -> int:
+    """The number of the agent that has started this one: of the same session, or of another one."""
+    if not api.metered:
+        return 0
+    parent = _agent_of(caller.session, caller.parent) if caller.agent else caller.parent
+    return session_key(parent, label, caller.tenant)
+
+
+def _agent_of(session: str, agent: str) -> str:
+    """A name for an agent of a session: headers have no line ends."""
+    return f"{session}\n{agent}" if agent else session
 
 
 def scope_of(live: Live, caller: Caller) -> tuple[str, ...]:

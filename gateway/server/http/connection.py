@@ -16,8 +16,8 @@ ends with the current answer.
 
 Chunks cost work for their number and not for their length: they are parsed in turns with other connections (`turns.py`).
 
-If a client closes its side, it has left: its request is cancelled. A paused connection does not notice that, so the state of
-its socket is polled while it is paused.
+If a client closes its side, it has left: its request is cancelled, unless its answer is kept (`AnswerKeeper`). A paused
+connection does not notice that, so the state of its socket is polled while it is paused.
 """
 
 from __future__ import annotations
@@ -227,13 +227,18 @@ class ClientConnection(asyncio.Protocol):
         for timer in (self._timer, self._look, self._flush):
             if timer:
                 timer.cancel()
-        if self._task:
+        if self._task and not self._goes_on(self._task):
             self._task.cancel()
         self._drop_input()
         self._lease.close()
         self._release_unread()
         self._wake(self._drain_waiter)
         self._wake(self._gone)
+
+    def _goes_on(self, task: asyncio.Task[None]) -> bool:
+        """True if the current request goes on without its client."""
+        keeper = self._request.keeper if self._request is not None else None
+        return keeper is not None and keeper.left(task)
 
     def eof_received(self) -> bool:
         """The client has left. False: the transport is closed."""

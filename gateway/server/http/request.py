@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl
 
 from gateway.admission.memory import MemoryLease, holding, peak_of
 from gateway.errors import GatewayError, over_budget
-from gateway.request.client import Caller, ClientRequest, caller_of
+from gateway.request.client import Caller, ClientReply, ClientRequest, caller_of
 from gateway.server.http.inflate import INFLATER_BYTES, THREAD_SLICE, Inflater
 from gateway.server.http.request_head import CACHED_BYTES, HEAD_COPIES, UNKNOWN_CODING, HeaderFields, RequestStart, invalid_http
 from gateway.server.http.response import HttpReply, ReplyConnection
@@ -228,15 +228,16 @@ class HttpRequest(ClientRequest):
             head.upstream_lines = upstream_headers(head.headers, encoded=head.coding == UNKNOWN_CODING)
         return head.upstream_lines
 
-    def reply(self, *, keep_alive: bool, patience_s: float) -> HttpReply:
+    def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
         head, connection = self.head, self.connection
-        return HttpReply(
+        made = HttpReply(
             connection,
             http11=head.http11,
             to_head=head.method == "HEAD",
             keep_alive=keep_alive and head.keep_alive,
             patience_s=patience_s,
         )
+        return made if self.keeper is None else self.keeper.reply(made)
 
     def take(self) -> bytes:
         body, self._body = self._body, b""
@@ -245,6 +246,9 @@ class HttpRequest(ClientRequest):
     def close(self) -> None:
         """End of the request: drop its body, even if the object is still referenced."""
         self._drop()
+        if self.keeper is not None:
+            keeper, self.keeper = self.keeper, None
+            keeper.close()
         self.lease.close()
 
     def refuse_unread(self, size: int) -> None:

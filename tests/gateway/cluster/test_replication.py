@@ -282,3 +282,16 @@ def test_many_open_bookings_are_published_in_pieces() -> None:
     assert len(batches) == 2 * before
     assert max(len(batch.events) for _, batch in batches) < 1 << 20
     assert other.inflight("r1") == 50
+
+
+def test_many_open_bookings_after_a_full_transport_are_all_published() -> None:
+    one, other = two()
+    one.transport.unsent = UNSENT_BYTES + 1
+    for number in range(50):
+        one.router.choose(prompt(f"{number:03}{'x' * 80_000}"), ["r1"], 1.0)
+    one.run_timers()
+    assert other.inflight("r1") == 0, "they are dropped"
+    one.transport.unsent = 0
+    one.run_timers()
+    assert other.inflight("r1") == 50
+    other.replicator.follower.check()

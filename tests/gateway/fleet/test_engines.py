@@ -184,10 +184,10 @@ def owners(file: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("engine", "page", "expected"),
     [
-        ("vllm", "metrics_idle", Facts(VLLM, 11648, 1795245881.85, 0, 0, True)),
-        ("vllm", "metrics_under_load", Facts(VLLM, 11648, 1795245881.85, 1, 0, True)),
-        ("llamacpp", "metrics_idle", Facts(LLAMACPP, running=0, waiting=0)),
-        ("llamacpp", "metrics_under_load", Facts(LLAMACPP, running=1, waiting=0)),
+        ("vllm", "metrics_idle", Facts(VLLM, 11648, 1795245881.85, 0, 0, True, (0.0, 0.0, 0.0))),
+        ("vllm", "metrics_under_load", Facts(VLLM, 11648, 1795245881.85, 1, 0, True, (162.0, 21968.0, 0.06060606060606055))),
+        ("llamacpp", "metrics_idle", Facts(LLAMACPP, running=0, waiting=0, progress=(0.0, 0.0, 0.0))),
+        ("llamacpp", "metrics_under_load", Facts(LLAMACPP, running=1, waiting=0, progress=(160.0, 5466.0, 0.0))),
     ],
 )
 def test_recorded_pages(engine: str, page: str, expected: Facts) -> None:

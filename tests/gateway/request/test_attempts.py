@@ -411,7 +411,7 @@ async def test_a_call_that_is_repeated_on_a_fresh_connection_has_the_rest_of_its
         assert (await run.post())[0] == 200
         second = asyncio.create_task(run.post())
         await eventually(lambda: len(replica.requests) == 3)
-        (connection,) = run.gateway.upstream._upstreams[replica.url].pool._busy
+        (connection,) = run.gateway.upstream._upstreams[replica.url].pool.running
         assert connection._limits.left_s < 600 - 0.1
         second.cancel()
         await asyncio.wait([second])

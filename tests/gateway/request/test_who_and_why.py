@@ -127,8 +127,12 @@ async def test_the_level_of_a_line_tells_whose_fault_it_is(request_lines: Lines)
 
 
 async def test_the_code_of_an_answer_that_broke_off(request_lines: Lines) -> None:
-    async with FakeReplica([streams("hello", die=True)]) as replica, running(replica) as run:
-        async with run.session.post(run.url + "/v1/chat/completions", json={**BODY, "stream": True}) as answer:
-            await answer.read()
+    body = {**BODY, "stream": True}
+    async with (
+        FakeReplica([streams("hello", die=True)]) as replica,
+        running(replica) as run,
+        run.session.post(run.url + "/v1/chat/completions", json=body) as answer,
+    ):
+        await answer.read()
     (line,) = request_lines()
     assert (line["status"], line["code"], line["level"]) == (200, "replica_failed", "warning")

@@ -160,7 +160,7 @@ async def sent(pool: FragilePool, *, probe: bool = False, limits: UpstreamTimeou
     await pool.turn(1)
     connection = await pool.connect(5)
     if not probe:
-        pool.carries_request(connection)
+        pool.carries_request(connection, None)
     connection.send(REQUEST, to_head=False, limits=limits)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):

@@ -326,3 +326,35 @@ def test_running_requests_take_room_of_the_cache() -> None:
     cache.release(measured_of("ab", 60), 4.0)
     assert cache.reserved == 0
     assert cache.trie.match(measured_of("ef", 0).prompt.keys, 5.0).get("", 0) == 2
+
+
+# -- engines that do not share prefixes in flight
+
+
+def burst(*, apart: bool, waits: bool) -> tuple[list[ServedRequest], list[float]]:
+    """Six requests at once, 90 of 91 blocks in common, on two replicas of ten blocks a second."""
+    spec = FleetSpec(replicas=2, kv_tokens=10_000, prefill_rate=100.0, apart=apart, waits=waits, learned_rate=100.0)
+    router = Router(policy="cost", ttl_s=600.0, memory_bytes=POOL, chance=random.Random(1))
+    source = OpenLoop([(number / 1000, request_of("h" * 90 + letter)) for number, letter in enumerate("abcdef")])
+    simulation = Simulation(spec, source, RouterPlacement(router, spec))
+    served = list(simulation.run())
+    router.check()
+    return served, simulation.busy_s
+
+
+def test_a_burst_on_engines_that_compute_apart_is_computed_once_if_its_requests_wait() -> None:
+    shared, apart, waiting = (burst(apart=apart, waits=waits) for apart, waits in ((False, False), (True, False), (True, True)))
+    assert sum(shared[1]) == pytest.approx(9 + 6 * 0.1)
+    assert sum(apart[1]) == pytest.approx(6 * 9.1)
+    assert sum(waiting[1]) == pytest.approx(sum(shared[1]))
+    firsts = [sorted(one.first_token for one in served) for served, _ in (shared, waiting)]
+    assert firsts[1] == pytest.approx(firsts[0], abs=0.01)
+
+
+def test_a_lone_request_waits_for_nothing_on_such_engines() -> None:
+    for waits in (False, True):
+        spec = FleetSpec(replicas=1, kv_tokens=10_000, prefill_rate=100.0, apart=True, waits=waits)
+        router = Router(policy="cost", ttl_s=600.0, memory_bytes=POOL, chance=random.Random(1))
+        source = OpenLoop([(0.0, request_of("h" * 90)), (20.0, request_of("h" * 90 + "abc"))])
+        served = list(Simulation(spec, source, RouterPlacement(router, spec)).run())
+        assert [one.first_token - one.arrived for one in served] == pytest.approx([9.0, 0.3])

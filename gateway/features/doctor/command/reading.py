@@ -155,6 +155,7 @@ class Reader:
         self.billed += bool(api.billing)
         found = self._observed(api)
         found.tenant, found.session = caller.tenant, caller.session or api.session
+        found.thread = caller.agent
         found.place, found.time = f"line {number}", _time(row.get("time"))
         found.outcome = _outcome(row.get("outcome"))
         found.price = self._price(found)

@@ -32,7 +32,9 @@ Fetch = Callable[[OidcConfig], Awaitable[list[PublicKey]]]
 
 
 class Issuer:
-    """failed: called at each failed read. removed: called with the issuer's name when a known key has disappeared. clock:
+    """The public keys of one issuer (see the module).
+
+    failed: called at each failed read. removed: called with the issuer's name when a known key has disappeared. clock:
     monotonic seconds.
     """
 

@@ -24,7 +24,8 @@ from gateway.features.table import read
 
 DESCRIPTION: Final = (
     "Show usage and cost by tenant, model and the like, from the ledger (`ledger.url`). Whole days come from daily sums,"
-    " incomplete days at both ends, and all days by run or workflow, from the rows of requests, as long as these are stored."
+    " incomplete days at both ends, and all days by run, workflow, session, client, user agent or code, from the rows of"
+    " requests, as long as these are stored."
     " Days are UTC days."
 )
 NAMES: Final = (*GROUP, *ROW_GROUP)
@@ -106,6 +107,8 @@ def _print_notes(found: UsageReport) -> None:
         print(
             f"warmroute: note: {day} is counted in part, and some rows of that part may be missing: {stored}", file=sys.stderr
         )
+    if found.further:
+        print(f"warmroute: note: {found.further:,} further groups, the cheapest, are in 'other'", file=sys.stderr)
     if unpriced := sum(group["unpriced"] for group in found.groups):
         print(f"warmroute: note: {unpriced:,} requests of models without a price are counted at no cost", file=sys.stderr)
 

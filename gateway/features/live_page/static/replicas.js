@@ -6,6 +6,7 @@ import { count, percent, share, short, shown } from "./format.js";
 function health(replica) {
   if (replica.leaving) return ["wait", "leaving"];
   if (!replica.up) return ["bad", "down"];
+  if (replica.hung) return ["bad", "hangs"];
   if (replica.draining) return ["warn", "draining"];
   if (replica.circuit !== "closed") return ["warn", `circuit ${replica.circuit.replace("_", " ")}`];
   return ["good", "up"];

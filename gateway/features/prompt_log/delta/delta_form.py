@@ -33,6 +33,7 @@ from gateway.fleet.state import ReplicaState
 from gateway.request.answer_assembly import AnswerAssembly
 from gateway.request.exchange import Exchange
 from gateway.request.forms import EVENT_STREAM, Form
+from gateway.request.owner import owner
 from gateway.upstream.client import ReplicaAnswer, ReplicaCall
 
 log = logging.getLogger("warmroute.gateway")
@@ -44,7 +45,6 @@ _NAME: Final = HEADER.lower().encode()
 _MAX_ERROR: Final = 16 << 10  # bytes of an error that are read
 _NOT_ABOUT_LOGS: Final = frozenset([401, 403, 408, 429])
 _UNREADABLE: Final = "state_unavailable"
-_SEALED: Final = "sealed_issuer"  # without a name, a body goes to any pool
 _FORGOTTEN: Final = frozenset(
     ["prompt_log_not_found", "prompt_log_expired", "prompt_log_form", "prompt_log_diverged", "prompt_frame_not_found"]
 )
@@ -65,7 +65,7 @@ class DeltaForm(Form):
         passes: bool,
     ) -> None:
         self.heads = ExpiringKeys(MOST_HEADS)  # acknowledged; a key begins with its scope, so no caller uses another one's
-        self._outlines = outlines
+        self.outlines = outlines
         self._metrics = metrics
         self._wall_clock = wall_clock
         self._clock = clock
@@ -85,7 +85,8 @@ class DeltaForm(Form):
             return
         outline, chosen = None, exchange.target.replicas[exchange.booking.chosen.replica]
         if api.answers <= 1 and not self._is_own(exchange) and not self._is_off(exchange, chosen):
-            outline = await self._outlines.of(api.body, FORMS_BY_PATH[exchange.request.path], exchange.request.lease)
+            form, owner_id = FORMS_BY_PATH[exchange.request.path], owner(exchange.request, exchange.caller)
+            outline = await self.outlines.of(api.body, form, owner_id, exchange.request.lease)
         DELTA.set(exchange.record, DeltaRequest(api.body, outline))
 
     def call(self, exchange: Exchange, replica: ReplicaState, call: ReplicaCall) -> ReplicaCall:
@@ -132,8 +133,7 @@ class DeltaForm(Form):
         if refusal is None:
             self._counts(request, answer, "delta" if plan.cuts else "whole", plan.saved)
             return None
-        named = plan.cuts and refusal != _SEALED
-        return self._again(exchange, replica, request, whole_plan(outline) if named else None)
+        return self._again(exchange, replica, request, whole_plan(outline) if plan.cuts else None)
 
     def _is_own(self, exchange: Exchange) -> bool:
         """True if the client speaks with the other gateway itself. Messages of a WebSocket ignore the header."""
@@ -175,7 +175,7 @@ class DeltaForm(Form):
             self._forget(request, outline)
         if status == 503:
             return code if code == _UNREADABLE else None
-        return code if plan.cuts or code == _SEALED or code.startswith("prompt_log") else None
+        return code if plan.cuts or code.startswith("prompt_log") else None
 
     def _forget(self, request: DeltaRequest, outline: BodyOutline) -> None:
         self.heads.forget(request.scope + frame_key(outline.frame))

@@ -1,7 +1,8 @@
 """Digests of the elements of bodies, remembered by a hash of their bytes: a conversation is sent again with each request, and
 only its new elements are parsed.
 
-The hash has a seed of its own in each process, so no client can make two elements with one hash. Pure.
+The hash has a seed of its own in each process, so no client can make two elements with one hash; and for each owner, so that
+no time that a request takes tells what another owner has sent. Pure.
 """
 
 from __future__ import annotations
@@ -62,19 +63,14 @@ class SeenValue:
 
 class DigestMemo:
     """Remembers elements, and other values, by their bytes. The least recently used half is forgotten. All operations are O(1),
-    and a hash. seed: of the hash. most: maximum of the values' weights, which are 1 but for elements.
+    and a hash. most: maximum of the values' weights, which are 1 but for elements.
     """
 
-    def __init__(self, seed: int, most: int = MOST) -> None:
-        self.seed = seed
+    def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._weight = 0  # of the recent ones
         self._recent = dict[Key, Any]()
         self._older = dict[Key, Any]()
-
-    def key(self, raw: bytes | memoryview, about: int = 0) -> Key:
-        """about: a number that sets values of several kinds apart."""
-        return xxh3_128_intdigest(raw, self.seed + about), len(raw)
 
     def get(self, key: Key) -> Any:
         """The value; None if it is not remembered."""
@@ -101,6 +97,11 @@ class DigestMemo:
 
     def __repr__(self) -> str:
         return f"<DigestMemo of {len(self)} values>"
+
+
+def key_of(raw: bytes | memoryview, seed: int) -> Key:
+    """The key of a value. seed: of the hash; sets values of several kinds, and of several owners, apart."""
+    return xxh3_128_intdigest(raw, seed), len(raw)
 
 
 class RecordedCalls(OpenCalls):

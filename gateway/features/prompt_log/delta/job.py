@@ -14,9 +14,9 @@ def outlined(body: bytes, form: str, seed: int) -> tuple[bool, tuple[Any, ...], 
     """(the log has a name, the fields of the outline, the values to remember). Raises GatewayError 413."""
     if exceeds(body):
         raise too_complex()
-    memo = DigestMemo(seed)
+    memo = DigestMemo()
     try:
-        frame, framed, list_at, places, *rest = ScannedBody(body, form, memo).outline().fields
+        frame, framed, list_at, places, *rest = ScannedBody(body, form, memo, seed).outline().fields
     except NoNameError:
         return False, (), []
     return True, (frame, framed, list_at, tuple(map(tuple, places)), *rest), [(key, _plain(value)) for key, value in memo]

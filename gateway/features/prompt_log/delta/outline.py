@@ -16,8 +16,8 @@ from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 from gateway.dialects.json_edits import Edit, Members, read_object
-from gateway.features.prompt_log.delta.digests import DigestMemo, ElementDigests, RecordedCalls, element_of, kind_in
-from gateway.features.prompt_log.delta.scanning import VALUE, BodyScan
+from gateway.features.prompt_log.delta.digests import DigestMemo, ElementDigests, RecordedCalls, element_of, key_of, kind_in
+from gateway.features.prompt_log.delta.scanning import BodyScan
 from gateway.features.prompt_log.naming.canonical import NoNameError
 from gateway.features.prompt_log.naming.chain import EMPTY, chains_of, extended, frame_name
 from gateway.features.prompt_log.naming.entries import MAX_ENTRIES, OpenCalls
@@ -27,8 +27,9 @@ from gateway.features.prompt_log.naming.responses import AnswerBounds, item_entr
 from gateway.features.prompt_log.turns.own_turn import LISTS
 
 MAX_OPEN: Final = 64  # calls without a result at a place; there is no place with more
-_ELEMENT, _FRAME = 1, 2  # numbers of remembered values, in each form
-_NUMBERS: Final = {form: VALUE + 2 * at for at, form in enumerate(FORMS)}
+_ELEMENT, _FRAME = 1, 2  # added to the seed, for values in each form
+_NUMBERS: Final = {form: 2 * at for at, form in enumerate(FORMS)}
+SEEDS_APART: Final = 16  # seeds of several owners are multiples of it
 NO_MAXIMUM: Final = 1 << 62
 _ELEMENT_BYTES: Final = 128  # an element costs as much as so many new bytes
 _IN_FRAME: Final = ("system", "instructions", "tools", *OPTIONS)
@@ -79,16 +80,16 @@ class _Piece(NamedTuple):
 
 
 class ScannedBody:
-    """A body with the offsets of its pieces. most: as in `BodyScan`. Raises NoNameError, or TooManyNewError."""
+    """A body with the offsets of its pieces. seed, most: as in `BodyScan`. Raises NoNameError, or TooManyNewError."""
 
-    def __init__(self, body: bytes, form: str, memo: DigestMemo, most: int = NO_MAXIMUM) -> None:
+    def __init__(self, body: bytes, form: str, memo: DigestMemo, seed: int, most: int = NO_MAXIMUM) -> None:
         self.body = body
         self.form = form
         self._memo = memo
-        self._number = _NUMBERS[form]
+        self._seed = seed + _NUMBERS[form]
         self._view = memoryview(body)
         try:
-            scan = BodyScan(body, LISTS[form], memo, most, most // _ELEMENT_BYTES)
+            scan = BodyScan(body, LISTS[form], memo, seed, most, most // _ELEMENT_BYTES)
         except ValueError:
             raise NoNameError("the body is not an object") from None
         self.members, self.elements, self.new = scan.members, scan.elements, scan.new
@@ -157,7 +158,7 @@ class ScannedBody:
         if not parts:
             return _EMPTY_FRAME, ()
         whole = b"{%b}" % b",".join(parts)
-        key = self._memo.key(whole, self._number + _FRAME)
+        key = key_of(whole, self._seed + _FRAME)
         name = self._memo.get(key)
         if name is None:
             name = _named(whole, self.form)
@@ -180,7 +181,7 @@ class ScannedBody:
             yield self._piece(begun)
 
     def _piece(self, span: tuple[int, int]) -> _Piece:
-        return _Piece(*span, self._memo.key(self._view[span[0] : span[1]], self._number + _ELEMENT))
+        return _Piece(*span, key_of(self._view[span[0] : span[1]], self._seed + _ELEMENT))
 
     def _raw(self, piece: _Piece) -> bytes:
         return self.body[piece.start : piece.end]

@@ -1,8 +1,8 @@
 """The parts of a body that are left out: the longest known beginning of its log, and its frame if it is known. Pure.
 
-whole      keep, expect                    {"tools": [...], "messages": [system, user, assistant, user]}
-base       keep, base, expect              {"tools": [...], "messages": [system, user]}
-frame too  keep, base, frame, expect       {"tools": null,  "messages": [user]}
+whole      keep, unbound, expect           {"tools": [...], "messages": [system, user, assistant, user]}
+base       keep, unbound, base, expect     {"tools": [...], "messages": [system, user]}
+frame too  keep, ..., base, frame, expect  {"tools": null,  "messages": [user]}
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def frame_key(frame: str) -> bytes:
 
 
 def _header(outline: BodyOutline, base: CutPlace | None, *, named: bool) -> bytes:
-    parts = ["keep"]
+    parts = ["keep", "unbound"]  # without the header, too, no sealed part binds a request
     if base is not None:
         parts.append(f'base="{head_name(base.chain)}"')
     if named:

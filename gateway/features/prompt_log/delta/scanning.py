@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.dialects.json_edits import Members, read_list, read_object, value_end
-from gateway.features.prompt_log.delta.digests import DigestMemo, Key, SeenValue
+from gateway.features.prompt_log.delta.digests import DigestMemo, Key, SeenValue, key_of
 
-VALUE: Final = 0  # the number of these keys in the memo
 _DELIMITED: Final = (b'"', b"{", b"[")  # no such value is the beginning of another one
 _REST: Final = 4  # times the wished maximum: the rest of a body may be one value
 
@@ -24,14 +23,14 @@ class TooManyNewError(Exception):
 class BodyScan:
     """members: of the body. elements: (start, end, remembered value) of each element of the list. new: bytes that were scanned.
 
-    most: maximum of `new`; TooManyNewError beyond it, before much more is scanned. most_elements: likewise, of all elements.
-    Raises ValueError for a body that is no object.
+    seed: of the values' keys in the memo. most: maximum of `new`; TooManyNewError beyond it, before much more is scanned.
+    most_elements: likewise, of all elements. Raises ValueError for a body that is no object.
     """
 
-    def __init__(self, body: bytes, list_name: str, memo: DigestMemo, most: int, most_elements: int) -> None:
+    def __init__(self, body: bytes, list_name: str, memo: DigestMemo, seed: int, most: int, most_elements: int) -> None:
         self.new = 0
         self._most, self._most_elements = most, most_elements
-        self._body, self._memo, self._list_name = body, memo, list_name
+        self._body, self._memo, self._seed, self._list_name = body, memo, seed, list_name
         self._view = memoryview(body)
         self._lists = dict[int, list[tuple[int, int]]]()  # by their offsets
         self._seen = dict[int, SeenValue]()  # by the offsets of elements
@@ -58,7 +57,7 @@ class BodyScan:
 
     def _named(self, name: bytes) -> SeenValue:
         """A value that stands for a name, so that the length of what follows is remembered with it."""
-        return self._remembered(self._memo.key(b"\0" + name, VALUE))
+        return self._remembered(key_of(b"\0" + name, self._seed))
 
     def _value(self, before: SeenValue, at: int) -> tuple[SeenValue, int]:
         """The value that begins at an offset, and its end."""
@@ -66,7 +65,7 @@ class BodyScan:
         if raw[at : at + 1] not in _DELIMITED:
             return SeenValue(), value_end(raw, at)
         if before.following and end <= len(raw):
-            found: SeenValue | None = self._memo.get(self._memo.key(self._view[at:end], VALUE))
+            found: SeenValue | None = self._memo.get(key_of(self._view[at:end], self._seed))
             if found is not None:
                 return found, end
         if self.new > self._most or len(raw) - at > _REST * self._most:
@@ -74,7 +73,7 @@ class BodyScan:
         end = value_end(raw, at)
         self.new += end - at
         before.following = end - at
-        return self._remembered(self._memo.key(self._view[at:end], VALUE)), end
+        return self._remembered(key_of(self._view[at:end], self._seed)), end
 
     def _remembered(self, key: Key) -> SeenValue:
         found: SeenValue | None = self._memo.get(key)

@@ -6,7 +6,7 @@
       │ ├── it was another request ─────► 422
       └─┴── none, or its runner is silent ► start (`runs.py`), and follow
 
-An answer in the other form waits for the end of the generation.
+An answer in the other form waits for the end of the generation. A stream has signs of life while it waits.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from gateway.features.prompt_log.log_request import FORMS_BY_PATH, count_refusal
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming.chain import DIGEST, EMPTY, chain_named, head_name
 from gateway.features.prompt_log.once.digest import named_digest
-from gateway.features.prompt_log.once.following import OnceFollowers, id_lines
 from gateway.features.prompt_log.once.repeating import RepeatedAnswer
 from gateway.features.prompt_log.once.run import OnceRun
 from gateway.features.prompt_log.once.runs import OnceRuns, stopped
 from gateway.features.prompt_log.own_turns import QUICK_BYTES, QUICK_SIGNS
-from gateway.features.runs.following import Gate
+from gateway.features.runs.answer_followers import AnswerFollowers, begin_stream, id_lines
+from gateway.features.runs.passing import Gate
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
 from gateway.request.named_log import NAMED_LOG, REPEATED, NamedLog
@@ -80,7 +80,7 @@ class OnceAnswers:
         self._jobs = LogJobs(core.parsing)
         self._state = state
         self._runs = runs
-        self._followers = OnceFollowers(core)
+        self._followers = AnswerFollowers(core)
         self.wait_s = WAIT_S
         self._metrics = core.metrics.of(PromptLogMetrics)
 
@@ -103,6 +103,7 @@ class OnceAnswers:
         record, api = exchange.record, exchange.api
         record.subject.model, record.answer.own = api.model, True
         record.subject.generates = record.subject.metered = False  # the generation has a record of its own
+        self._core.pulses.watch(exchange)
         key = owner(exchange.request, exchange.caller), wishes.once
         digest, until = await self._digest(exchange, wishes), self._core.clock() + self.wait_s
         asked = _TokenRequest(self._runs, key, digest, wishes.ref, wishes.expect, until)
@@ -136,7 +137,7 @@ class OnceAnswers:
             exchange.api = run.api or exchange.api
             return None
         self._metrics.once.add(("run" if is_free else "taken_over",))
-        return await self._followers.follow(exchange, run)
+        return await self._followers.follow(exchange, run, strip_usage=exchange.api.strip_usage)
 
     async def _join(self, exchange: Exchange, asked: _TokenRequest, run: OnceRun) -> ClientReply | None:
         """Follows a generation that was begun here. None: look again. Raises GatewayError."""
@@ -151,7 +152,7 @@ class OnceAnswers:
         if not same and not await self._is_over(exchange, asked.runs, run):
             return None
         self._joins(exchange, "joined")
-        return await self._followers.follow(exchange, run)
+        return await self._followers.follow(exchange, run, strip_usage=exchange.api.strip_usage)
 
     async def _is_claimed(self, exchange: Exchange, run: OnceRun) -> bool:
         """False: another process was faster. Raises GatewayError, also for the limits of the key."""
@@ -180,7 +181,7 @@ class OnceAnswers:
         left_s = until - self._core.clock()
         try:
             async with asyncio.timeout(max(0.0, left_s)):
-                await self._runs.wait_elsewhere(key, exchange.request.lease.account.client)
+                await self._runs.wait_for_end(key, exchange.request.lease.account.client)
         except TimeoutError:
             text = "The generation of this token runs in another process of the gateway. Send the request again later."
             error = log_error(409, "once_running", text, "once")
@@ -265,7 +266,7 @@ class OnceAnswers:
             reply = self._core.replies.begin(exchange, 200, answer.plain(), JSON_LINE + lines)
             record.answer.ok = record.answer.complete = True
             return reply
-        reply = self._core.replies.begin(exchange, 200, None, STREAM_LINES + lines)
+        reply = begin_stream(self._core, exchange, 200, STREAM_LINES + lines)
         await self._write(exchange, reply, answer.streamed(usage=not exchange.api.strip_usage))
         return reply
 

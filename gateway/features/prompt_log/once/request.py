@@ -5,9 +5,7 @@ OnceRequest ── lifecycle of any request ──► OnceReply ──► OnceRu
 
 from __future__ import annotations
 
-import re
 from functools import partial
-from typing import Final
 
 from gateway.admission.memory import MemoryLease
 from gateway.errors import GatewayError
@@ -16,8 +14,6 @@ from gateway.features.runs.event_log import MAX_LOG
 from gateway.request.client import Caller, ClientReply, ClientRequest, InternalRequest
 from gateway.request.whole_events import WholeEvents
 from gateway.upstream.client import PausableSource
-
-_STREAM: Final = re.compile(rb"(?:^|\r\n)content-type: ?text/event-stream", re.IGNORECASE)
 
 
 class OnceRequest(InternalRequest):
@@ -59,10 +55,9 @@ class OnceReply(ClientReply):
         self._late = run.begun.is_set()
         if self._late:
             return
-        run.status, run.lines = status, headers
-        if _STREAM.search(headers):
-            self._events, run.streams = WholeEvents(self._lease), True
-        run.begun.set()
+        run.begin(status, headers)
+        if run.streams:
+            self._events = WholeEvents(self._lease)
         self.write(first)
         if length is not None and length == len(first):
             run.finish(complete=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final
-from uuid import uuid4
 
 from gateway.core import Core
 from gateway.database.failures import StoreFailed
@@ -27,8 +26,8 @@ from gateway.features.prompt_log.once.run import OnceRun
 from gateway.features.runs.beginning import places_full
 from gateway.features.runs.event_log import Logs
 from gateway.features.runs.places import RunPlaces
+from gateway.features.runs.process_runs import TICK_S, ProcessRuns
 from gateway.features.runs.runs import Runs
-from gateway.features.runs.watching import WatchedRuns
 from gateway.request.client import Caller
 from gateway.request.exchange import Exchange
 
@@ -37,34 +36,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("warmroute.state")
 
-TICK_S: Final = 1.0
-RENEW_S: Final = 10.0
-CLOSE_S: Final = 5.0
 MAX_UNKEPT: Final = 1000
 _WITHDRAWALS: Final = 5  # of a token, while the store does not answer
 
 
-class OnceRuns:
-    """The generations of one process (see the module). watched: tokens of other processes."""
+class OnceRuns(ProcessRuns[OnceRun]):
+    """The generations of one process (see the module), by their tokens."""
+
+    unsynchronized = "tokens cannot be compared with the store"
 
     def __init__(self, core: Core, state: LazyStore[Any]) -> None:
-        self.runner = uuid4().hex
-        self.watched = WatchedRuns()
         runs = core.part(Runs)  # of the same feature as the store
-        self._logs = runs.logs if runs is not None else Logs()
+        super().__init__(runs.logs if runs is not None else Logs(), core.clock)
         self._places = runs.places if runs is not None else RunPlaces(0, 0)
         self._core = core
         self._state = state
         self._store: OnceStore | None = None
-        self._runs: dict[TokenKey, OnceRun] = {}
         self._unkept: dict[TokenKey, OnceRun] = {}  # ended, whole, and only in the log
         self._begun = 0
         self._closing = False
-        self._active = asyncio.Event()
-        self._renewed = 0.0
-
-    def __len__(self) -> int:
-        return len(self._runs)
 
     @property
     def places(self) -> RunPlaces:
@@ -114,7 +104,7 @@ class OnceRuns:
             raise over_budget(0, account.largest, len(exchange.api.body))
         self._begun += 1
         id_ = f"{self.runner}-{self._begun}"
-        run = OnceRun(key, id_, digest, self._logs, account.lease(), self._core.clock, stream=exchange.api.stream)
+        run = OnceRun(key, id_, digest, self.logs, account.lease(), self._core.clock, stream=exchange.api.stream)
         run.api, exchange.api = exchange.api, stub_of(exchange.api)
         run.api.strip_usage = False  # a follower's stream is without it, if that has not asked for it
         run.request = request = OnceRequest(exchange.request, run, lease)
@@ -187,24 +177,13 @@ class OnceRuns:
 
     # -- periodic work
 
-    async def run(self) -> None:
-        """Compares the generations with the store, until cancelled."""
-        while True:
-            await self._active.wait()
-            await asyncio.sleep(TICK_S)
-            try:
-                await self._synchronize()
-            except StoreFailed as failure:
-                log.warning("tokens cannot be compared with the store", extra={"reason": str(failure)})
-            self._logs.expire(self._core.clock())
-            for run in list(self._unkept.values()):
-                if self._logs.find(run.log_key) is None:
-                    self.forget(run)
-            if not (self._runs or self._unkept or len(self.watched)):
-                self._active.clear()
+    def _holds_ended(self) -> bool:
+        for run in list(self._unkept.values()):
+            if self.logs.find(run.log_key) is None:
+                self.forget(run)
+        return bool(self._unkept)
 
     async def _synchronize(self) -> None:
-        """Raises StoreFailed."""
         mine, theirs = [run for run in self._runs.values() if run.mark and run.claimed.done()], self.watched.keys()
         for run in mine:
             await self._require_valid(run)
@@ -216,9 +195,7 @@ class OnceRuns:
             for run in mine:
                 if run.id not in there:
                     run.stop(stopped())
-            if self._core.clock() - self._renewed >= RENEW_S:
-                await store.renew([run.id for run in mine])
-                self._renewed = self._core.clock()
+            await self._renew(lambda: store.renew([run.id for run in mine]))
         if theirs:
             self.watched.end_missing(await store.running_among(theirs), theirs)
 
@@ -235,24 +212,10 @@ class OnceRuns:
             if error.status < 500:  # else keys cannot be read now
                 run.stop(error)
 
-    async def wait_elsewhere(self, key: TokenKey, client: str) -> None:
-        """Waits until a generation of another process has ended, or its runner is silent. Raises GatewayError 429."""
-        self._active.set()
-        await self.watched.wait_for_end(key, client)
-
     async def close(self) -> None:
         """Ends all generations. Idempotent."""
         self._closing = True
-        for run in list(self._runs.values()):
-            run.stop(shutting_down())
-        if tasks := [run.task for run in self._runs.values() if run.task is not None]:
-            _, late = await asyncio.wait(tasks, timeout=CLOSE_S)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    def __repr__(self) -> str:
-        return f"<OnceRuns {len(self._runs)} here, {len(self.watched)} watched>"
+        await self._end_all(lambda run: run.stop(shutting_down()))
 
 
 def stub_of(api: ApiRequest) -> ApiRequest:

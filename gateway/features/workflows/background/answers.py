@@ -12,17 +12,17 @@ from __future__ import annotations
 import asyncio
 import re
 from typing import Final
-from urllib.parse import parse_qsl
 
 import orjson
 from xxhash import xxh3_128_hexdigest
 
 from gateway.core import Core
 from gateway.database.failures import StoreFailed
-from gateway.errors import GatewayError, bad_request, over_budget, shutting_down
+from gateway.errors import GatewayError, bad_request, shutting_down
 from gateway.features.histories.histories import unavailable
+from gateway.features.runs.asking import event_number, fields_of, require_method
 from gateway.features.runs.event_log import EventLog
-from gateway.features.runs.following import FIRST
+from gateway.features.runs.passing import FIRST
 from gateway.features.workflows.background.background_run import BackgroundRun
 from gateway.features.workflows.background.runs import BackgroundRuns
 from gateway.features.workflows.background.stored_run import LIVE, IdempotentRequest, RunKey, StoredRun, unfinished
@@ -37,8 +37,6 @@ from gateway.request.phases.replies import JSON_LINE, STREAM_LINES
 
 CANCEL_S: Final = 5.0  # longest wait for the end of a cancelled run
 MAX_KEY: Final = 255  # characters of an Idempotency-Key
-_MAX_DIGITS: Final = 15
-_MAX_FIELDS: Final = 20
 _PATH: Final = re.compile(r"/v1/workflows/runs/([\w-]{1,100})(?:/(cancel))?")
 
 
@@ -70,14 +68,14 @@ class BackgroundAnswers:
         key, method = (owner(exchange.request, exchange.caller), found[1]), exchange.request.method
         try:
             if found[2]:
-                _require(method, "POST")
+                require_method(method, "POST")
                 return self._json(exchange, await self._cancelled(exchange, key))
-            _require(method, "GET", "DELETE")
+            require_method(method, "GET", "DELETE")
             if method == "DELETE":
                 return self._json(exchange, await self._deleted(key))
-            asked = _query(exchange.request.target)
+            asked = fields_of(exchange.request.target.partition("?")[2])
             if asked.get("stream") in ("true", "1"):
-                return await self._follow(exchange, key, _number(asked.get("starting_after")))
+                return await self._follow(exchange, key, event_number(asked.get("starting_after")))
             return self._json(exchange, await self._found(key))
         except StoreFailed as failure:
             raise unavailable(failure) from None
@@ -175,8 +173,7 @@ class BackgroundAnswers:
             if not await self._ended_elsewhere(exchange, stored.key, KEEP_ALIVE_S):
                 reply.write(COMMENT)
             stored = await self._stored(stored.key)
-        if not exchange.request.lease.grow(len(stored.result)):
-            raise over_budget(0, exchange.request.lease.account.largest, len(stored.result))
+        exchange.charge(len(stored.result))
         run = orjson.loads(stored.result)
         run.pop("steps", None)
         reply.write(event_bytes(stored.id, stored.sequence, RunEvent(EVENTS[stored.status], run)))
@@ -201,25 +198,3 @@ def _unknown() -> GatewayError:
     return GatewayError(
         404, "run_not_found", "There is no such run. Runs are kept if they run in the background, for state.ttl_s."
     )
-
-
-def _require(method: str, *allowed: str) -> None:
-    if method not in allowed:
-        raise GatewayError(405, "method_not_allowed", f"This path takes {', '.join(allowed)}.")
-
-
-def _query(target: str) -> dict[str, str]:
-    """Raises GatewayError 400."""
-    try:
-        return dict(parse_qsl(target.partition("?")[2], keep_blank_values=True, max_num_fields=_MAX_FIELDS))
-    except ValueError:
-        raise bad_request("The query has too many fields.") from None
-
-
-def _number(text: str | None) -> int | None:
-    """Raises GatewayError 400."""
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
-        raise bad_request("'starting_after' must be the number of an event.", "starting_after")
-    return int(text)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 from typing import Final
-from urllib.parse import unquote
 
-_SQLITE: Final = "sqlite:///"
+from gateway.database.places import file_of
+
 _QUERY: Final = "SELECT 1 FROM warmroute_workflow_runs WHERE status IN ('queued', 'running') LIMIT 1"
 
 
 def may_have_runs(url: str) -> bool:
     """True for a database that only the store can read. Blocks."""
-    if not url.startswith(_SQLITE):
+    path = file_of(url)
+    if path is None:
         return True
-    path = Path(unquote(url.removeprefix(_SQLITE).partition("?")[0]))
     if not path.is_file():
         return False
     try:

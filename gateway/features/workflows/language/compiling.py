@@ -40,7 +40,7 @@ def compile_document(source: Any) -> Workflow:
     faults = DocumentFaults()
     reader = FieldReader(faults)
     fields = reader.fields(source, "", DOCUMENT_KEYS)
-    if fields.members.get("workflow") != VERSION or fields.members["workflow"] is True:
+    if fields.members.get("workflow") != VERSION or fields.members["workflow"] is True:  # True equals 1
         fields.fault("workflow", f"the version of the language is expected: workflow: {VERSION}")
     for key in ("name", "steps"):
         if key not in fields:
@@ -79,7 +79,7 @@ def _limits(reader: FieldReader, value: Any) -> RunLimits:
 
 
 def _primary(value: Any, names: Iterable[str], faults: DocumentFaults) -> str | None:
-    """The given one; else the only output."""
+    """The name of the primary output: the given one, else that of the only output. None: there is none."""
     known = sorted(names)
     if value is None:
         return known[0] if len(known) == 1 else None

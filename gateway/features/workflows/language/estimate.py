@@ -17,7 +17,7 @@ from gateway.features.workflows.language.expressions import INPUTS, Expression
 from gateway.features.workflows.language.operations import WorkBudget
 from gateway.features.workflows.language.prefixes import PrefixUnion, PromptOutlines, PromptPiece
 from gateway.features.workflows.language.templates import TextTemplate
-from gateway.features.workflows.language.values import EvaluationError, ValueTooLargeError, text_of
+from gateway.features.workflows.language.values import MAX_MESSAGES_BYTES, EvaluationError, ValueTooLargeError, text_of
 from gateway.features.workflows.language.workflow import Workflow
 
 BYTES_PER_TOKEN: Final = 4.0
@@ -145,7 +145,7 @@ class _Estimation:
 
     def _evaluated(self, expression: Expression) -> int:
         try:
-            value = expression.evaluate({INPUTS: self._inputs}, self._budget)
+            value = expression.evaluate({INPUTS: self._inputs}, self._budget, MAX_MESSAGES_BYTES)
             self._budget.charge(value)
         except ValueTooLargeError:
             raise _UnknownSizeError from None

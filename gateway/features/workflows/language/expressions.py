@@ -20,7 +20,7 @@ from gateway.features.workflows.language.operations import (
     WorkBudget,
     foreign,
 )
-from gateway.features.workflows.language.values import bytes_of
+from gateway.features.workflows.language.values import MAX_VALUE_BYTES, bytes_of
 
 MAX_CHARS: Final = 2000
 MAX_NODES: Final = 256
@@ -40,13 +40,17 @@ class Expression:
     references: frozenset[Reference] = field(compare=False)
     nodes: int = field(compare=False, default=1)
 
-    def evaluate(self, scope: Scope, budget: WorkBudget | None = None) -> Any:
-        """Its value. budget: of several expressions together; default: one of its own. Raises EvaluationError."""
-        budget = budget or WorkBudget()
+    def evaluate(self, scope: Scope, budget: WorkBudget | None = None, most: int = MAX_VALUE_BYTES) -> Any:
+        """Its value. budget: of several expressions together; default: one of its own. most: bytes of the value. Raises
+        EvaluationError.
+        """
+        return self.sized(scope, budget or WorkBudget(), most)[0]
+
+    def sized(self, scope: Scope, budget: WorkBudget, most: int) -> tuple[Any, int]:
+        """Its value, and the bytes of it. Raises EvaluationError."""
         budget.spend(EVALUATION_WORK + NODE_WORK * self.nodes)
         value = Evaluation(scope, budget).of(self.tree)
-        bytes_of(value)
-        return value
+        return value, bytes_of(value, most)
 
     @property
     def canonical(self) -> str:

@@ -28,8 +28,9 @@ _MAX_DIGITS: Final = 15
 _MAX_NUMBER_CHARS: Final = 1000
 _NUMBER = re.compile(r"[-+]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})([eE][-+]?\d{1,4})?")
 _WHOLE = re.compile(r"[-+]?\d{1,18}")
-_PAD: Final = 32_000  # characters: CPython searches texts from 30,000 characters in linear time
-_PIECE_FACTOR: Final = 4  # ... that are three times as long as the piece
+# CPython searches a text of 30,000 characters that is three times as long as the piece in linear time: both with a reserve.
+_PAD: Final = 32_000  # characters
+_PIECE_FACTOR: Final = 4
 _SMALL_SEARCH: Final = 1 << 14  # comparisons at most
 ITEM_WORK: Final = 200
 CHAR_WORK: Final = 3  # of a search, of the words of a text

@@ -11,7 +11,7 @@ from gateway.features.workflows.language.fields import VARIABLE_NAME, FieldReade
 from gateway.features.workflows.language.functions import is_number
 from gateway.features.workflows.language.keys import INPUT_KEYS, LENGTH
 from gateway.features.workflows.language.reading import member
-from gateway.features.workflows.language.values import EvaluationError, bytes_of
+from gateway.features.workflows.language.values import MAX_MESSAGES_BYTES, EvaluationError, bytes_of
 
 MAX_INPUTS: Final = 32
 MESSAGES: Final = "messages"
@@ -93,7 +93,8 @@ def read_inputs(declared: Mapping[str, InputDeclaration], given: Any) -> dict[st
         elif fault := _mismatch(values[name], each):
             faults.add(member("inputs", name), fault, INPUTS_INVALID)
     try:
-        bytes_of(values)
+        bytes_of(values, MAX_MESSAGES_BYTES)
+        bytes_of({name: value for name, value in values.items() if name not in declared or declared[name].type != MESSAGES})
     except EvaluationError as error:
         faults.add("inputs", str(error), INPUTS_INVALID)
     faults.require_none()

@@ -41,7 +41,7 @@ class WorkBudget:
             if isinstance(value, str):
                 work += len(value) if value.isascii() else _WIDE_CHAR_WORK * len(value)
             elif isinstance(value, list | dict):
-                work += _BYTE_WORK * bytes_of(value)
+                work += _BYTE_WORK * bytes_of(value, MAX_WORK // _BYTE_WORK)
         self.spend(work)
 
     def spend(self, work: int) -> None:

@@ -14,7 +14,7 @@ from gateway.features.workflows.language.inputs import is_messages
 from gateway.features.workflows.language.operations import WorkBudget
 from gateway.features.workflows.language.results import CHAT
 from gateway.features.workflows.language.templates import TextTemplate, ValueTemplate, canonical_text
-from gateway.features.workflows.language.values import json_of, text_of
+from gateway.features.workflows.language.values import MAX_MESSAGES_BYTES, json_of, text_of
 
 
 class PromptPiece(NamedTuple):
@@ -169,7 +169,7 @@ def known_beginning(graph: StepGraph, prefix: SharedPrefix, inputs: Mapping[str,
     for piece in islice(PromptOutlines(graph).of(prefix.steps[0]), len(prefix.pieces)):
         if piece.template is None or not piece.names <= scope.keys():
             break
-        found.append(piece.template.fill(scope, budget))
+        found.append(piece.template.fill(scope, budget, MAX_MESSAGES_BYTES))
     if call.kind != CHAT:
         body["prompt"] = "".join(map(text_of, found))
     else:

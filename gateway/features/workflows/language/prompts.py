@@ -12,7 +12,7 @@ from gateway.features.workflows.language.functions import is_number
 from gateway.features.workflows.language.inputs import is_messages
 from gateway.features.workflows.language.operations import Scope, WorkBudget
 from gateway.features.workflows.language.results import CHAT, StepResult
-from gateway.features.workflows.language.values import EvaluationError, bytes_of, type_name
+from gateway.features.workflows.language.values import MAX_MESSAGES_BYTES, EvaluationError, bytes_of, type_name
 
 
 def messages_of(call: ModelCall, scope: Scope, budget: WorkBudget | None = None) -> list[Any]:
@@ -22,10 +22,11 @@ def messages_of(call: ModelCall, scope: Scope, budget: WorkBudget | None = None)
     if call.source:
         found += _source(call, scope).messages or []
     elif call.opening:
-        found += _messages(call.opening.fill(scope, budget), call.opening.path)
+        found += _messages(call.opening.fill(scope, budget, MAX_MESSAGES_BYTES), call.opening.path)
     for item in call.append.fill(scope, budget) if call.append else ():
         found += _messages(item if isinstance(item, list) else [item], call.append.path if call.append else "")
     budget.charge(found)
+    bytes_of(found, MAX_MESSAGES_BYTES)
     return found
 
 

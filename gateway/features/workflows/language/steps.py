@@ -55,7 +55,8 @@ MAX_BLOCKS: Final = 4  # one within the other
 MAX_ITEMS: Final = 64
 MAX_ARMS: Final = 16
 MAX_MESSAGES: Final = 256
-_RESERVED: Final = ("repeat", "run", "inputs")
+_LATER_KINDS: Final = ("repeat", "run")  # of steps, in a later version of the language
+_RESERVED_NAMES: Final = (*_LATER_KINDS, "inputs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class StepReader:
         made: dict[str, WorkflowStep] = {}
         for name, each in self._reader.named(value, path, STEP_NAME, MAX_STEPS).items():
             place = member(path, name)
-            if name in _RESERVED:
+            if name in _RESERVED_NAMES:
                 faults.add(place, f"the name {name!r} is reserved; choose another one")
             elif name in self.paths:
                 faults.add(place, f"the name is taken by {self.paths[name]}; each step has a name of its own")
@@ -109,7 +110,7 @@ class StepReader:
         return made
 
     def _step(self, name: str, value: Any, path: str) -> WorkflowStep | None:
-        if isinstance(value, dict) and (later := [key for key in _RESERVED[:2] if key in value]):
+        if isinstance(value, dict) and (later := [key for key in _LATER_KINDS if key in value]):
             self._reader.faults.add(member(path, later[0]), "this kind of step is reserved for a later version")
             return None
         fields = self._reader.fields(value, path, STEP_KEYS)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from gateway.features.workflows.language.expressions import Expression, parse_expression
 from gateway.features.workflows.language.operations import ExpressionError, Reference, Scope, WorkBudget
-from gateway.features.workflows.language.values import MAX_VALUE_BYTES, bytes_of, text_of
+from gateway.features.workflows.language.values import MAX_VALUE_BYTES, text_of
 
 MAX_EXPRESSIONS: Final = 1000
 _OPEN: Final = "${"
@@ -38,11 +38,13 @@ class ValueTemplate:
     value: Any
     references: frozenset[Reference] = field(default=frozenset(), compare=False)
 
-    def fill(self, scope: Scope, budget: WorkBudget | None = None) -> Any:
-        """The value for this scope. budget: of several values together; default: one of its own. Raises EvaluationError."""
+    def fill(self, scope: Scope, budget: WorkBudget | None = None, most: int = MAX_VALUE_BYTES) -> Any:
+        """The value for this scope. budget: of several values together; default: one of its own. most: bytes of all inserted
+        values. Raises EvaluationError.
+        """
         if not self.references and self.constant:
             return self.value
-        return _BoundedFilling(scope, budget or WorkBudget()).of(self.value)
+        return _BoundedFilling(scope, budget or WorkBudget(), most).of(self.value)
 
     @property
     def constant(self) -> bool:
@@ -77,10 +79,10 @@ def templates_in(value: Any) -> Iterator[TextTemplate]:
 class _BoundedFilling:
     """One value that is filled: all inserted values together, and the work on them, are bounded."""
 
-    def __init__(self, scope: Scope, budget: WorkBudget) -> None:
+    def __init__(self, scope: Scope, budget: WorkBudget, most: int) -> None:
         self._scope = scope
         self._budget = budget
-        self._left = MAX_VALUE_BYTES
+        self._left = most
 
     def of(self, value: Any) -> Any:
         if isinstance(value, TextTemplate):
@@ -93,8 +95,8 @@ class _BoundedFilling:
         return value
 
     def _evaluated(self, expression: Expression) -> Any:
-        value = expression.evaluate(self._scope, self._budget)
-        self._left -= bytes_of(value, self._left)
+        value, size = expression.sized(self._scope, self._budget, self._left)
+        self._left -= size
         return value
 
 

@@ -13,6 +13,7 @@ import orjson
 from gateway.features.workflows.language.results import StepResult
 
 MAX_VALUE_BYTES: Final = 1 << 20
+MAX_MESSAGES_BYTES: Final = 4 << 20  # of all inputs, and of the messages of a step: a million tokens
 _AROUND: Final = 16  # levels of lists and objects around a value, such as of a run; orjson writes 254 in all
 _STRICT: Final = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 
@@ -22,11 +23,13 @@ class EvaluationError(Exception):
 
 
 class ValueTooLargeError(EvaluationError):
-    """A value of more than MAX_VALUE_BYTES, or nested too deeply."""
+    """A value with too many bytes, or nested too deeply."""
 
 
 def bytes_of(value: object, most: int = MAX_VALUE_BYTES) -> int:
-    """The size of a value as JSON. O(size). Raises EvaluationError if it is no JSON, or larger than `most`."""
+    """About the size of a value as JSON: quotes of plain texts do not count, null and booleans count 1. O(size). Raises
+    EvaluationError if it is no JSON, or larger than `most`.
+    """
     if isinstance(value, str) and value.isascii():
         size = len(value)
     elif value is None or isinstance(value, bool):
@@ -64,7 +67,7 @@ def json_of(value: object) -> str:
 
 
 def parsed_json(text: str) -> Any:
-    """The value of a JSON text; null if it is not JSON."""
+    """The value of a JSON text; null if it is not JSON. Raises ValueTooLargeError."""
     try:
         value = orjson.loads(text)
     except ValueError:

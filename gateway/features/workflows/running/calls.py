@@ -15,7 +15,7 @@ from gateway.admission.memory import parsing
 from gateway.core import Core
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
-from gateway.errors import GatewayError, over_budget
+from gateway.errors import GatewayError
 from gateway.features.workflows.language.document import ModelCall
 from gateway.features.workflows.language.results import CHAT
 from gateway.features.workflows.running.call_prices import CallPrices
@@ -151,7 +151,7 @@ class ModelCallAttempt:
                 caller = callers.of(self._asked)
             if not self._defined or caller.grant is None:
                 return caller
-            return Caller(caller.tenant, caller.key, caller.session, caller.weak_session, caller.grant.unrestricted())
+            return caller.holding(caller.tenant, caller.key, caller.grant.unrestricted())
         except GatewayError as error:
             if error.status >= 500:  # keys cannot be read now
                 return failure_of(error)
@@ -160,8 +160,7 @@ class ModelCallAttempt:
     async def _parsed(self, caller: Caller) -> ApiRequest:
         """Parsed as a body that a client has sent. Raises GatewayError."""
         raw = orjson.dumps(self._call.body)
-        if not self._lease.grow(len(raw)):
-            raise over_budget(0, self._lease.account.largest, len(raw))
+        self._lease.charge(len(raw))
         core, client = self._core, self._lease.account.client
         aliases = core.live.aliases
         api = await core.parsing.in_turn(self._dialect, raw, aliases, client)

@@ -14,7 +14,7 @@ import orjson
 
 from gateway.errors import ClientStalled, GatewayError
 from gateway.features.runs.event_log import MAX_LOG, EventLog, Logs
-from gateway.features.runs.following import FIRST, Gate, PulsedReply, pass_events
+from gateway.features.runs.passing import FIRST, Gate, PulsedReply, pass_events
 from gateway.features.workflows.running.messages import RunEvent
 from gateway.features.workflows.running.step_ends import MAX_RUN_BYTES
 from gateway.request.client import ClientReply

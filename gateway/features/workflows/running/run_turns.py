@@ -15,7 +15,10 @@ from gateway.features.workflows.running.scheduler import TURN_WORK
 
 
 class RunTurns:
-    """left: units of work, of about a nanosecond, in this turn of the event loop; not positive: none."""
+    """The work of all runs in this turn of the event loop, and the turns of runs that wait for the next one.
+
+    left: units of work, of about a nanosecond; not positive: none.
+    """
 
     def __init__(self) -> None:
         self.left = TURN_WORK

@@ -10,7 +10,7 @@ import orjson
 
 from gateway.admission.memory import MemoryLease
 from gateway.dialects.finished_answer import CALL, MAX_ANSWER, REASONING, TEXT, AnswerAssembler, AnswerPart, FinishedAnswer
-from gateway.errors import INSUFFICIENT_QUOTA, GatewayError, over_budget
+from gateway.errors import INSUFFICIENT_QUOTA, GatewayError
 from gateway.features.workflows.running.messages import ModelAnswer, StepContext, StepFailure
 from gateway.request.client import ClientReply, ClientRequest, Headers, InternalRequest
 from gateway.request.phases.admitting import PRIORITY_HEADER
@@ -95,18 +95,18 @@ class StepReply(ClientReply):
             self._ended = True
 
     def write(self, data: bytes) -> None:
-        """Raises GatewayError 413 or 503 without memory."""
+        """Raises GatewayError 503 without memory."""
         if not data:
             return
         self._received += len(data)
         if not self._streams:
             most = MAX_ERROR - len(self._body) if self.status != 200 else len(data)
-            self._charge(len(data))
+            self._lease.charge(len(data))
             self._body += data[:most]
             return
         before = self._assembler.size
         self._assembler.feed(data)
-        self._charge(max(0, self._assembler.size - before))
+        self._lease.charge(max(0, self._assembler.size - before))
         self._stream(self._fresh_text())
 
     def end(self, last: bytes = b"") -> None:
@@ -163,10 +163,6 @@ class StepReply(ClientReply):
                 fresh.append(part.written[sent:].decode("utf-8", "replace"))
                 self._sent[part] = len(part.written)
         return "".join(fresh)
-
-    def _charge(self, size: int) -> None:
-        if not self._lease.grow(size):
-            raise over_budget(0, self._lease.account.largest)
 
 
 def _failed(

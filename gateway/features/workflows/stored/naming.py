@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 import orjson
 
-from gateway.errors import GatewayError, over_budget
+from gateway.errors import GatewayError
 from gateway.features.workflows.compiler import WorkflowCompiler, require_size
 from gateway.features.workflows.directory import PREFIX, NamedWorkflow, WorkflowLibrary
 from gateway.features.workflows.language.faults import refused
@@ -17,7 +16,6 @@ from gateway.features.workflows.language.fields import WORKFLOW_NAME
 from gateway.features.workflows.language.workflow import Workflow
 from gateway.features.workflows.stored.documents import StoredWorkflows
 from gateway.features.workflows.stored.entries import listed
-from gateway.request.client import ClientRequest
 from gateway.request.exchange import Exchange
 from gateway.request.owner import owner
 from gateway.request.rights import Rights
@@ -41,7 +39,7 @@ class WorkflowNames:
         name, version = _split(reference)
         _require_allowed(grant, name)
         found = self._library.find(name) if version is None else None
-        if found is None and self._is_stored(name, version):
+        if found is None and self._may_be_stored(name, version):
             found = await self._stored.find(_owner(exchange), name, version or None)
         if found is None:
             raise self._unknown(reference, grant)
@@ -55,7 +53,7 @@ class WorkflowNames:
         named = self._library.find(name) if version is None else None
         if named is not None:
             return {**named.as_json(), "workflow": named.workflow.source}
-        if self._is_stored(name, version):
+        if self._may_be_stored(name, version):
             found = await self._stored.document(_owner(exchange), name, version or None)
             if found is not None:
                 return {**listed(found.entry, found.version), "workflow": orjson.Fragment(found.document)}
@@ -66,7 +64,7 @@ class WorkflowNames:
         grant = exchange.caller.grant
         shown = [named.as_json() for named in self._library.workflows.values()]
         if self._stored.on:
-            stored = await self._stored.listed(_owner(exchange), partial(_charge, exchange.request))
+            stored = await self._stored.listed(_owner(exchange), exchange.charge)
             shown += [each for each in stored if each["name"] not in self._library.workflows]
         return [each for each in shown if grant is None or grant.allows(PREFIX + each["name"])]
 
@@ -92,8 +90,7 @@ class WorkflowNames:
             raise self._unknown(name, grant)
         return {"name": name, "object": "workflow", "deleted": True}
 
-    def _is_stored(self, name: str, version: int | None) -> bool:
-        """False: it cannot be there."""
+    def _may_be_stored(self, name: str, version: int | None) -> bool:
         return self._stored.on and version != 0 and WORKFLOW_NAME.fullmatch(name) is not None
 
     def _unknown(self, reference: str, grant: Rights | None) -> GatewayError:
@@ -119,9 +116,3 @@ def _require_allowed(grant: Rights | None, name: str) -> None:
 
 def _owner(exchange: Exchange) -> str:
     return owner(exchange.request, exchange.caller)
-
-
-def _charge(request: ClientRequest, size: int) -> None:
-    """Raises GatewayError 413 or 503."""
-    if not request.lease.grow(size):
-        raise over_budget(0, request.lease.account.largest)

@@ -54,6 +54,23 @@ async def test_a_planted_cause_is_found(kind: Kind, cause: str) -> None:
         assert all(not each["text"] for each in found["findings"])
 
 
+async def test_agents_of_one_session_are_told_apart_by_their_ids() -> None:
+    """Twenty at once, each with a history that is a part of their parent's."""
+    turns = [{"role": ("user", "assistant")[number % 2], "content": f"Turn {number}. " + "word " * 500} for number in range(11)]
+    claude = {"X-Claude-Code-Session-Id": "s"}
+    async with FakeReplica() as one, FakeReplica() as two, running(one, two) as run:
+        await asked(run)
+        assert (await run.post({"model": "m", "messages": turns}, headers=claude))[0] == 200
+        firsts = [{"role": "user", "content": f"Agent {number}."} for number in range(21)]
+        parts = [{"model": "m", "messages": [first, *turns[9:]]} for first in firsts]
+        headers = [claude | {"X-Claude-Code-Agent-Id": f"a{number}"} for number in range(20)]
+        sent = await asyncio.gather(*(run.post(part, headers=each) for part, each in zip(parts, headers, strict=False)))
+        assert {status for status, _, _ in sent} == {200}
+        assert (await asked(run))["causes"] == []
+        assert (await run.post(parts[20], headers=claude))[0] == 200
+        assert [each["cause"] for each in (await asked(run))["causes"]], "without an id it is the session's own history"
+
+
 async def test_a_conversation_that_a_drained_replica_had_is_not_said_to_be_evicted() -> None:
     text = " ".join(str(number) for number in range(4000))
     script = [answers(prompt=9000, cached=0)]

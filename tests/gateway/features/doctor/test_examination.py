@@ -186,6 +186,22 @@ def test_sub_agents_and_side_requests_of_a_session_are_no_break(doctor: Doctor) 
     assert found(doctor(requests)) == {}
 
 
+@pytest.mark.parametrize("names", [{}, {"X-Claude-Code-Agent-Id": "a1"}])
+def test_an_agent_that_begins_with_a_summary_of_its_session_is_no_compaction(doctor: Doctor, names: dict[str, str]) -> None:
+    """It has the session's id, the same system prompt, and turns of its parent. Only its own id tells."""
+    turns = [
+        {"role": ("user", "assistant")[number % 2], "content": f"Turn {number}. " + words(random.Random(number), 2000)}
+        for number in range(11)
+    ]
+    summary = {"role": "user", "content": "This is a summary of our conversation. " + words(random.Random(99), 900)}
+    claude = {"X-Claude-Code-Session-Id": "s"}
+    parent = {"body": {"model": "m", "messages": [SYSTEM, *turns]}, "headers": claude}
+    child = {"body": {"model": "m", "messages": [SYSTEM, summary, *turns[8:]]}, "headers": claude | names}
+    grown = {**parent, "body": {"model": "m", "messages": [SYSTEM, *turns, *turns[:2]]}}
+    expected = {} if names else {causes.COMPACTION: 1}
+    assert found(doctor([parent, child, grown])) == expected
+
+
 def test_users_who_edit_their_last_message_or_ask_again_break_nothing(doctor: Doctor) -> None:
     requests = list[Line]()
     for line in stream(KINDS[0], conversations=2):

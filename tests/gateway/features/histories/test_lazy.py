@@ -14,7 +14,9 @@ import pytest
 from gateway.database.failures import StoreFailed
 from gateway.features.histories.lazy import RETRY_S, LazyStore
 from gateway.features.histories.store import HistoryStore
+from tests.gateway.conftest import eventually, running
 from tests.gateway.features.histories.conftest import Clock, response
+from tests.support.fakes import FakeReplica, answers
 from tests.support.paths import ROOT
 
 
@@ -44,21 +46,15 @@ async def test_it_is_opened_once_and_closed(tmp_path: Path) -> None:
     await lazy.close()
 
 
-async def test_work_that_can_do_without_it_does_not_wait_for_long_after_a_failure(tmp_path: Path) -> None:
-    """Another attempt goes on behind it; the first one may take its time, as a large library is loaded."""
-    clock, slow = Clock(), threading.Event()
-    begun = clock.now
+async def test_work_that_can_do_without_it_does_not_wait_for_long(tmp_path: Path) -> None:
+    slow = threading.Event()
 
     def loads() -> type[HistoryStore]:
-        if clock.now == begun:
-            raise StoreFailed("nothing answers")
         slow.wait()
         return HistoryStore
 
-    lazy = LazyStore(loads, f"sqlite:///{tmp_path}/a.sqlite", 100.0, nothing, pause_clock=clock)
-    with pytest.raises(StoreFailed, match="nothing answers"):
-        await lazy.get_soon()
-    clock.now += RETRY_S
+    lazy = LazyStore(loads, f"sqlite:///{tmp_path}/a.sqlite", 100.0, nothing, late_s=0.01)
+    lazy.begin()
     waits = asyncio.create_task(lazy.get())
     try:
         for _ in range(2):
@@ -69,6 +65,33 @@ async def test_work_that_can_do_without_it_does_not_wait_for_long_after_a_failur
         slow.set()
     assert await waits is await lazy.get_soon() is await lazy.get(), "it was opened once"
     await lazy.close()
+
+
+async def test_a_store_that_was_used_is_opened_at_the_start(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a%20b.sqlite"
+    lazy = LazyStore(load, url, 100.0, nothing)
+    await lazy.open_used()
+    assert not lazy.is_open
+    assert not os.listdir(tmp_path)
+    await lazy.get()
+    await lazy.close()
+    again = LazyStore(load, url, 100.0, nothing)
+    await again.open_used()
+    assert again.is_open
+    await again.close()
+
+
+async def test_a_gateway_opens_the_store_that_was_used_before_its_first_request(tmp_path: Path) -> None:
+    state = {"state": {"url": f"sqlite:///{tmp_path}/a.sqlite"}}
+    async with FakeReplica([answers()]) as replica:
+        for _ in range(2):
+            async with running(replica, **state) as run:
+                store = run.gateway[LazyStore]
+                if (tmp_path / "a.sqlite").exists():
+                    await eventually(lambda: store.is_open)  # noqa: B023
+                else:
+                    assert not store.is_open
+                await store.get()
 
 
 async def test_what_failed_is_tried_again_after_a_pause(tmp_path: Path) -> None:

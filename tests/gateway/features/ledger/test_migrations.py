@@ -115,6 +115,32 @@ async def test_version_2_gets_runs_and_its_gateways_go_on_to_write(url: str) -> 
         assert await database.read(version) == [VERSION]
 
 
+async def with_version_3(url: str) -> None:
+    """Version 1, migrated by the release of version 3."""
+    await with_version_1(url)
+    schema = MetaData()
+    versions = Table("warmroute_ledger_schema", schema, Column("version", Integer, primary_key=True))
+    earlier = {before: MIGRATIONS[before] for before in (1, 2)}
+    database = Database(url, Tables(TABLES.key, TABLES.content, schema, versions, 3, earlier))
+    await database.open()
+    await database.close()
+
+
+async def test_version_3_gets_senders_and_its_gateways_go_on_to_write(url: str) -> None:
+    await with_version_3(url)
+    async with stored(url) as (store, database):
+        sender = {"session": "s-1", "client": "10.0.0.7", "user_agent": "curl/8", "code": "overloaded"}
+        await store.write(maker().batch(Entries().of(record(**sender)), NOON))
+        there = (*OLD_ROW, "key", "run", "workflow")
+        names = ", ".join(there)
+        values = ", ".join("'z'" if name in {*TEXTS, "key", "run", "workflow"} else "1" for name in there)
+        statement = text(f"INSERT INTO warmroute_usage ({names}) VALUES ({values})")
+        await database.write(lambda connection: connection.execute(statement))
+        found = {tuple(row[name] for name in ("tenant", *sender)) for row in await database.read(all_rows)}
+        assert found == {("t", *sender.values()), ("tenant", *[""] * 4), ("z", *[""] * 4)}
+        assert await database.read(version) == [VERSION]
+
+
 async def test_what_was_migrated_has_the_shape_of_what_is_new(url: str, request: pytest.FixtureRequest, tmp_path: Any) -> None:
     new = request.getfixturevalue("server").new() if url.startswith("postgres") else f"sqlite:///{tmp_path}/new.sqlite"
     await with_version_1(url)
@@ -153,7 +179,7 @@ async def test_a_later_version_is_refused_and_untouched(url: str) -> None:
         await store.write(maker().batch(Entries().of(record()), NOON))
         await database.write(lambda each: each.execute(text("UPDATE warmroute_ledger_schema SET version = 99")))
         before = await database.read(all_rows), await database.read(all_sums)
-        with pytest.raises(StoreFailed, match=r"version 99 .* a later release: this release knows versions up to 3"):
+        with pytest.raises(StoreFailed, match=r"version 99 .* a later release: this release knows versions up to 4"):
             await open_ledger_store(url)
         assert (await database.read(all_rows), await database.read(all_sums)) == before
         assert await database.read(version) == [99]
@@ -161,7 +187,7 @@ async def test_a_later_version_is_refused_and_untouched(url: str) -> None:
 
 async def test_a_reader_does_not_migrate(url: str) -> None:
     await with_version_1(url)
-    with pytest.raises(StoreFailed, match="version 1 of the tables of ledger, and this release needs 3"):
+    with pytest.raises(StoreFailed, match="version 1 of the tables of ledger, and this release needs 4"):
         await Database(url, TABLES, read_only=True).open()
     async with stored(url):
         pass
@@ -173,7 +199,7 @@ async def test_a_reader_does_not_migrate(url: str) -> None:
 async def test_a_version_that_nothing_leads_from_is_refused(url: str) -> None:
     tables = Tables(TABLES.key, TABLES.content, TABLES.schema, TABLES.versions, VERSION, {})
     await with_version_1(url)
-    with pytest.raises(StoreFailed, match="needs 3"):
+    with pytest.raises(StoreFailed, match="needs 4"):
         await Database(url, tables).open()
 
 

@@ -13,7 +13,7 @@ from gateway.accounting.meter import Bill
 from gateway.accounting.money import MOST
 from gateway.dialects.usage import Usage
 from gateway.features.ledger.queries import usage
-from gateway.features.ledger.sums import DAY_MS, GROUP, ROW_GROUP, Period, total
+from gateway.features.ledger.sums import DAY_MS, GROUP, ROW_GROUP, Period, UsageReport, total
 from tests.gateway.features.ledger.conftest import DAY_S, NOON, Entries, maker, record, stored
 
 FIRST = int((NOON - NOON % DAY_S) * 1000)  # a midnight
@@ -30,6 +30,7 @@ def events(seed: int) -> list[tuple[int, dict[str, Any]]]:
         values: dict[str, Any] = {name: chance.choice("ab") for name in ("tenant", "key", "pool")}
         values["label"] = chance.choice(["m", "n"])
         values["fields"] = chance.choice([None, {"trace_id": "t"}, {"run": "run_1", "workflow": "w"}])
+        values |= {name: chance.choice(["", "a"]) for name in ("session", "client", "user_agent", "code")}
         values["status"] = chance.choice([200, 200, 500])
         values["consumed"] = Consumption(Usage(chance.randrange(9999), 5, 7, 1), 0, chance.choice(["", "cached"]))
         values["bill"] = chance.choice([None, Bill(chance.choice([1, MOST]), 2, 3, chance.randint(-MOST, MOST), 5, 6)])
@@ -106,6 +107,27 @@ async def test_rows_that_are_past_their_time_are_named(url: str) -> None:
         answer = await database.read(lambda each: usage(each, ("workflow",), Period(FIRST, FIRST + 2 * DAY_MS)))
         assert [group["requests"] for group in answer.groups] == [48 - 10]
         assert answer.incomplete == [("2025-11-27", 14, 24)], "by workflow there are rows only"
+
+
+async def test_of_too_many_groups_the_cheapest_are_one(url: str) -> None:
+    """Clients may make any number of sessions; a session may also have the name of the group of the others."""
+    entries, one = Entries(), maker()
+    async with stored(url) as (store, database):
+        costs = {"a": MOST, "b": MOST, "c": 3, "other": 9, "d": 2, "e": 1}
+        records = [record(session=name, bill=Bill(cost, 0, 0, 1)) for name, cost in costs.items()]
+        await store.write(one.batch(entries.of(*records, record(session="c", bill=None)), NOON))
+
+        async def by(*names: str, most: int) -> UsageReport:
+            return await database.read(lambda each: usage(each, names, Period(FIRST), most))
+
+        whole = await by("session", most=6)
+        assert (len(whole.groups), whole.further) == (6, 0)
+        found = await by("session", "tenant", most=3)
+        assert [group.names for group in found.groups] == [("a", "t"), ("b", "t"), ("other", "t"), ("other", "other")]
+        assert [group["requests"] for group in found.groups] == [1, 1, 1, 4]
+        assert (found.further, total(found.groups)) == (3, total(whole.groups))
+        assert [group.names[0] for group in (await by("session", most=3)).groups] == ["a", "b", "other"], "both are one"
+        assert (await by("tenant", most=1)).further == 0
 
 
 async def test_an_empty_ledger_has_no_groups(url: str) -> None:

@@ -404,6 +404,37 @@ async def test_the_focus_is_back_when_a_dialog_closes(browser: Browser) -> None:
         await expect(page.get_by_role("button", name=f"Undrain {name}")).to_be_focused()
 
 
+async def test_the_rate_of_the_last_seconds_is_said(browser: Browser) -> None:
+    async def send() -> None:
+        while True:
+            await converse(runs[0])
+            await asyncio.sleep(0.2)  # fewer than have a row each
+
+    async with fleet() as (runs, _), opened(browser, runs[0], "#requests") as tab:
+        said = tab.page.locator(".toolbar .hint")
+        await expect(said).to_have_text("0/s, all are shown")
+        sending = asyncio.create_task(send())
+        try:
+            await expect(said).to_have_text(re.compile(r"^(?!0/s)[\d.]+/s, all are shown$"))
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+
+async def test_a_drain_of_the_last_replica_that_takes_requests_has_a_warning(browser: Browser) -> None:
+    async with fleet() as (runs, replicas), opened(browser, runs[0], "#replicas") as tab:
+        page, (one, other) = tab.page, replicas
+        dialog = page.get_by_role("dialog")
+        warning = dialog.get_by_text("No other replica of this pool takes requests")
+        await page.get_by_role("button", name=f"Drain {one.name}").click()
+        await expect(dialog).to_be_visible()
+        await expect(warning).to_have_count(0)
+        await dialog.get_by_role("button", name="Drain").click()
+        await expect(page.get_by_role("button", name=f"Undrain {one.name}")).to_be_visible()
+        await page.get_by_role("button", name=f"Drain {other.name}").click()
+        await expect(warning).to_be_visible()
+
+
 async def test_where_no_watcher_is_taken_the_gateways_reason_is_shown(browser: Browser) -> None:
     async with fleet() as (runs, _), contextlib.AsyncExitStack() as watchers:
         for _ in range(MAX_WATCHERS):

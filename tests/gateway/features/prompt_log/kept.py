@@ -96,7 +96,7 @@ async def asked(
         raw = await answer.read()
         if answer.status != 200:
             return answer.status, json.loads(raw)["error"], raw
-        told = told_in(answer.headers) if header else {}
+        told = told_in(answer.headers) if header and "Prompt-Log" in answer.headers else {}  # a head after pulses has none
         if more.get("stream") and header:
             told |= told_in_stream(path, raw)[1]
         return 200, told, raw

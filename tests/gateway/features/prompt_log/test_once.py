@@ -172,8 +172,58 @@ async def test_all_who_follow_a_silent_generation_get_signs_of_life(path: str, t
         assert len(replica.requests) == 1
 
 
-async def test_an_error_before_the_first_token_reaches_a_client_that_has_not_asked_for_usage(tmp_path: Path) -> None:
-    """As the gateway writes it after pulses."""
+@pytest.mark.parametrize("path", FORMS)
+async def test_who_waits_for_the_other_form_gets_signs_of_life(path: str, tmp_path: Path) -> None:
+    """Then the answer of the generation, or its error as an event."""
+    go, fails = asyncio.Event(), False
+
+    async def waits(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        await (status(400) if fails else both(path))(request, writer)
+
+    limits = {"keepalive_s": 0.02, "drain_timeout_s": 1}
+    headers = {"Authorization": "Bearer k", "Prompt-Log": ONCE}
+    async with FakeReplica([waits]) as replica, running(replica, limits=limits, **kept_in(tmp_path)) as run:
+        for fails in (True, False):
+            go.clear()
+            before = len(replica.requests)
+            first = asyncio.create_task(asked(run, path, ONCE, [USER], stream=False))
+            await eventually(lambda: len(replica.requests) > before)  # noqa: B023
+            body = body_of(path, [USER], stream=True)
+            async with run.session.post(run.url + path, json=body, headers=headers) as other:
+                pulse = await other.content.readuntil(b"\n\n")
+                go.set()
+                raw = await other.read()
+            assert pulse.startswith(b"event: ping\n" if path == MESSAGES else b": ")
+            assert (await first)[0] == (400 if fails else 200)
+            if fails:
+                assert b"error" in raw
+                await settled(run)
+            else:
+                assert text_of(path, raw, stream=True) == "hello"
+                assert b'"repeated":true' in raw
+
+
+async def test_who_waits_for_another_process_gets_signs_of_life(tmp_path: Path) -> None:
+    hold = asyncio.Event()
+    limits = {"keepalive_s": 0.02, "drain_timeout_s": 1}
+    config = {**kept_in(tmp_path), "limits": limits}
+    async with FakeReplica([hangs(hold)]) as replica, running(replica, **config) as one, running(replica, **config) as other:
+        other.gateway[OnceAnswers].wait_s = 0.5
+        first = asyncio.create_task(asked_raw(one, ONCE, stream=True))
+        await eventually(lambda: replica.requests)
+        code, raw, _ = await asked_raw(other, ONCE, stream=True)
+        assert (code, raw.startswith(b": "), b'"code":"once_running"' in raw) == (200, True, True)
+        assert len(replica.requests) == 1
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        hold.set()
+
+
+async def test_an_error_before_the_first_token_reaches_a_client_that_has_not_asked_for_usage(
+    request_lines: Callable[[], list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    """As the gateway writes it after pulses. The client's line in the log has an error, too."""
     hold, event = asyncio.Event(), b'data: {"error":{"message":"x","type":"server_error","code":"replica_failed"}}\n\n'
     async with FakeReplica([hangs(hold)]) as replica, running(replica, **kept_in(tmp_path)) as run:
         client = asyncio.create_task(asked_raw(run, ONCE, stream=True))
@@ -186,6 +236,8 @@ async def test_an_error_before_the_first_token_reaches_a_client_that_has_not_ask
         reply.end(event)
         code, raw, _ = await client
         assert (code, raw) == (200, event)
+        await eventually(request_lines)
+        assert [line.get("error") for line in request_lines()] == ["the generation ended with an error"]
         hold.set()
 
 

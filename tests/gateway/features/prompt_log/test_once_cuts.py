@@ -22,6 +22,7 @@ from tests.support.paths import ROOT
 from tests.support.tiers import nightly
 
 LARGEST = 1_400  # bytes of an answer with its head
+PROMPT, COMPLETION = 100, 4  # tokens of each generation, as the engines count them
 
 
 class CountingEngine:
@@ -87,8 +88,9 @@ async def test_each_token_is_generated_once(cuts: int, tmp_path: Path) -> None:
     generated = sum((engine.generated for engine in engines), Counter[str]())
     assert generated == Counter({f"turn {number}": 1 for number in range(cuts)})
     with sqlite3.connect(tmp_path / "ledger.db") as file:
-        good = file.execute("select count(*) from warmroute_usage where status = 200 and metered = 1").fetchone()[0]
-    assert good == cuts, "the ledger has each generation once"
+        sums = "select count(*), sum(prompt), sum(completion) from warmroute_usage where status = 200 and metered = 1"
+        counted = file.execute(sums).fetchone()
+    assert counted == (cuts, cuts * PROMPT, cuts * COMPLETION), "the ledger has each generation once, with its tokens"
     assert not any(each.get("taken_over") for each in found), found
 
 

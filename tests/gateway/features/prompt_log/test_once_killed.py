@@ -1,5 +1,5 @@
 """Gateways and replicas as processes that are killed: the clients of each token get one answer, generated once, and once more
-after each runner that was killed with it.
+after each runner that was killed with it. The ledger has each of these generations, but those that a gateway was killed with.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import random
+import sqlite3
 import sys
 import time
 from collections import Counter
@@ -56,6 +57,9 @@ asyncio.run(main())
 """
 
 
+TOKENS = 104  # of each generation, as the engine counts them
+
+
 class Program:
     """A process that is killed and started again at its port. lines: its output, of all processes."""
 
@@ -86,6 +90,12 @@ class Program:
         await self._process.wait()
         await self._reading
 
+    async def stop(self) -> None:
+        """Lets it end by itself, so that nothing is lost."""
+        assert self._process
+        self._process.terminate()
+        await self._process.wait()
+
     async def _read(self, output: asyncio.StreamReader) -> None:
         async for line in output:
             self.lines.append(line.decode().strip())
@@ -102,6 +112,7 @@ class Stage:
         self.engines = [self._engine(free_port()) for _ in range(2)]
         self.gateways = [self._gateway(folder, url, free_port()) for _ in range(2)]
         self._url = url
+        self._folder = folder
         self._session = session
         self._chance = random.Random(seed)
         self._numbers = itertools.count()
@@ -112,7 +123,8 @@ class Stage:
     def _gateway(self, folder: Path, url: str, port: int) -> Program:
         config = folder / "gateway.yaml"
         pool = {"name": "p", "replicas": [each.url for each in self.engines]}
-        config.write_text(json.dumps({"pools": [pool], "state": {"url": url.replace(f":{PASSWORD}@", "@")}}))
+        state, ledger = {"url": url.replace(f":{PASSWORD}@", "@")}, {"url": f"sqlite:///{folder}/ledger.db"}
+        config.write_text(json.dumps({"pools": [pool], "state": state, "ledger": ledger}))
         return Program("-m", "gateway", "serve", "--config", str(config), "--port", str(port), ready="/v1/models", port=port)
 
     @contextlib.asynccontextmanager
@@ -165,16 +177,32 @@ class Stage:
 
     async def kill_gateway(self) -> None:
         """Its tokens are free at once, as after the 60 s of a silent runner."""
-        gateway, probe = self._chance.choice(self.gateways), f"probe-{next(self._numbers):04}"
-        await self.client(probe, gateway)
-        [(runner,)] = await self._executed("select runner from warmroute_once where token = :token", token=probe)
+        gateway = self._chance.choice(self.gateways)
+        prefix = f"{await self._process_of(gateway)}-%"
         await gateway.kill()
-        mine, prefix = "turn = '' and runner like :prefix", f"{runner.partition('-')[0]}-%"
+        mine = "turn = '' and runner like :prefix"
         found = await self._executed(f"select token from warmroute_once where {mine}", prefix=prefix)
         self.restarts.update(token for (token,) in found)
         silent = f"update warmroute_once set alive_until = :past where {mine}"
         await self._executed(silent, prefix=prefix, past=time.time() - 1)
         await gateway.start()
+
+    async def counted(self) -> list[tuple[str, int, int]]:
+        """Ends the gateways. Of each token that has ended at one of them: (token, its rows in the ledger, their tokens)."""
+        processes = [await self._process_of(gateway) for gateway in self.gateways]
+        await asyncio.gather(*(gateway.stop() for gateway in self.gateways))
+        ended = await self._executed("select token, runner from warmroute_once where turn != ''")
+        rows = "select count(*), coalesce(sum(prompt + completion), 0) from warmroute_usage where request = ? and metered = 1"
+        with contextlib.closing(sqlite3.connect(self._folder / "ledger.db")) as file:
+            mine = [(token, runner) for token, runner in ended if runner.partition("-")[0] in processes]
+            return [(token, *file.execute(rows, [runner]).fetchone()) for token, runner in mine]
+
+    async def _process_of(self, gateway: Program) -> str:
+        """The part of its runners' names that tells the process."""
+        probe = f"probe-{next(self._numbers):04}"
+        await self.client(probe, gateway)
+        [(runner,)] = await self._executed("select runner from warmroute_once where token = :token", token=probe)
+        return str(runner.partition("-")[0])
 
     async def _executed(self, statement: str, **values: Any) -> list[Any]:
         """The rows of a statement."""
@@ -211,7 +239,10 @@ async def test_killed_processes_cost_no_token_its_answer(tokens: int, kills: int
                     await asyncio.sleep(0.01)
                 await (stage.kill_engine() if at % 2 else stage.kill_gateway())
             await clients
+            counted = await stage.counted()
         made = stage.said("made")
+        assert len(counted) >= len(stage.gateways)
+        assert {(rows, tokens) for _, rows, tokens in counted} == {(1, TOKENS)}, counted
         assert stage.answers.keys() >= set(names)
         assert all(len(set(found)) == 1 for found in stage.answers.values()), "one head and one text, whoever asks"
         lines = [line for gateway in stage.gateways for line in gateway.lines]

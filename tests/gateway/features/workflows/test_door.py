@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
 from collections.abc import AsyncIterator
@@ -285,6 +286,34 @@ async def test_no_step_calls_a_workflow(tmp_path: Path, model: str) -> None:
             "step answer: A step calls a model; 'workflow:loop' is a workflow.",
         )
     assert not engine.replica.requests
+
+
+async def test_a_conversation_with_images_may_be_longer_than_other_values(tmp_path: Path) -> None:
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{'A' * 3_000_000}"}}
+    asked = {"role": "user", "content": [{"type": "text", "text": "what is it"}, image]}
+    steps = {
+        "a": {"chat": {"from": "${inputs.messages}"}, "yield": "a"},
+        "b": {"chat": {"from": "a", "append": [{"role": "user", "content": "${last_text(inputs.messages)}"}]}, "yield": "b"},
+    }
+
+    async def post(run: Running, path: str = "/v1/chat/completions") -> tuple[int, Any]:
+        body = io.BytesIO(json.dumps({"model": "workflow:see", "messages": [asked]}).encode())
+        async with run.session.post(run.url + path, data=body) as answer:
+            return answer.status, await answer.json()
+
+    async with served(tmp_path, document(steps, name="see", primary="a")) as (scripted, run):
+        got, found = await post(run)
+        assert (got, found["choices"][0]["message"]["content"]) == (200, ANSWER)
+        sent = [request.json["messages"] for request in scripted.replica.requests]
+        assert sent == [[asked], [asked, {"role": "assistant", "content": ANSWER}, {"role": "user", "content": "what is it"}]]
+        asked["content"] = "x" * (4 << 20)
+        got, found = await post(run)
+        assert (got, found["error"]["code"], found["error"]["param"]) == (400, "inputs_invalid", "inputs")
+        asked["content"] = "x" * (16 << 20)
+        for path in ("/v1/chat/completions", "/v1/workflows/runs", "/v1/workflows/plan"):
+            got, found = await post(run, path)
+            assert (got, found["error"]["code"]) == (413, "workflow_too_large"), path
+        await eventually(lambda: run.gateway.memory.held == 0)
 
 
 async def test_the_last_text_goes_to_the_only_required_text(tmp_path: Path) -> None:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.gateway.conftest import Running, eventually
+from gateway.app import compose
+from gateway.core import Surroundings
+from gateway.features.keys.metrics import KeyMetrics
+from gateway.features.workflows.metrics import WorkflowsMetrics
+from gateway.server.endpoints import clients_runner
+from tests.gateway.conftest import LOGGED, Running, config_over, eventually, serving_runner
 from tests.gateway.features.keys.conftest import PRICES, bearer, keyed, made
 from tests.gateway.features.workflows.test_runs import CHAT, RUNS, USER, document
 from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
@@ -81,6 +87,30 @@ async def test_a_spent_budget_ends_a_run_within_one_step(tmp_path: Path) -> None
     assert found["error"]["cause"] == {"status": 429, "code": "insufficient_quota"}
     assert 1 <= scripted.cache.calls < 9
     assert found["usage"]["cost_usd"] < 0.000080, "within one step"
+
+
+async def test_a_run_over_the_rate_of_its_key_waits_and_ends_late(tmp_path: Path) -> None:
+    items = [*range(62)]
+    step = {"each": {"in": items, "as": "n", "steps": {"one": {"chat": {"append": [USER]}}}, "value": "${one.text}"}}
+    now = [time.monotonic()]
+    scripted = ScriptedEngine(lambda _body: ScriptedAnswer("some text"))
+    async with scripted.replica:
+        config = config_over(scripted.replica, keys={"url": f"sqlite:///{tmp_path}/keys.sqlite"})
+        gateway = compose(config, LOGGED, Surroundings(clock=lambda: now[0]))
+        async with serving_runner(gateway, clients_runner(gateway.served)) as run:
+            _, key = await made(run, requests_per_minute=60)
+            body = {**BODY, "workflow": document({"all": {**step, "yield": "all"}})}
+            asked = asyncio.create_task(run.post(body, RUNS, headers=bearer(key)))
+            limited = gateway.metrics.of(KeyMetrics).limited
+            await eventually(lambda: limited.values["rate_limit_exceeded",])
+            await eventually(lambda: scripted.cache.calls == 60)
+            assert not asked.done()
+            now[0] += 60
+            found = (await asked)[2]
+    assert (found["status"], found["outputs"]) == ("completed", {"all": ["some text"] * 62})
+    assert scripted.cache.calls == 62
+    assert {each["attempts"] for each in found["steps"]} == {1}, "a wait for the limit is no attempt"
+    assert gateway.metrics.of(WorkflowsMetrics).retries.values == {}
 
 
 async def test_each_step_has_its_own_line_in_the_log_and_the_run_is_not_metered(tmp_path: Path, request_lines: Any) -> None:

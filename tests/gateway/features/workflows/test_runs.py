@@ -339,6 +339,15 @@ async def test_a_limit_of_money_ends_a_run_before_a_step_that_could_exceed_it() 
     assert 0.002 <= found["usage"]["cost_usd"] < 0.0021
 
 
+@pytest.mark.parametrize(("most_usd", "status"), [(0.15, "incomplete"), (0.25, "completed")])
+async def test_calls_beside_each_other_share_the_limit_of_money(most_usd: float, status: str) -> None:
+    """Each may cost 0.1 USD; what they have cost is known only at their ends."""
+    steps = {name: {"chat": {**CHAT["chat"], "max_tokens": 100}, "yield": name} for name in ("a", "b")}
+    async with engine(prices={"m": {"input": 1, "output": 1000}}) as (_, run):
+        body = {"workflow": document(steps), "inputs": {"messages": [USER]}, "limits": {"cost_usd": most_usd}}
+        assert (await run.post(body, RUNS))[2]["status"] == status
+
+
 async def test_the_price_of_an_alias_is_that_of_its_model() -> None:
     steps = {"a": {"chat": {**CHAT["chat"], "model": "other", "max_tokens": 100}, "yield": "a"}}
     async with engine(prices={"m": {"input": 1, "output": 1000}}, model_aliases={"other": "m"}) as (scripted, run):

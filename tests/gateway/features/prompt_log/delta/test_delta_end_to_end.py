@@ -331,6 +331,15 @@ async def test_an_engines_error_is_passed_on_once(tmp_path: Path) -> None:
         assert (await two.ask(CHAT, [LONG, SAID, NOW]))[0] == 200
 
 
+async def test_nothing_is_remembered_of_one_caller_for_another_one(tmp_path: Path) -> None:
+    """Else the time of a request would tell what others have sent."""
+    async with FakeReplica([answers()]) as replica, two_gateways(replica, tmp_path) as two:
+        remembered = [(await two.ask(CHAT, [LONG], key), repr(two.form.outlines))[1] for key in ("a", "a", "b", "b")]
+        counts = [int("".join(filter(str.isdigit, each))) for each in remembered]
+        assert counts[0] > 1
+        assert counts == [counts[0], counts[0], 2 * counts[0], 2 * counts[0]]
+
+
 async def test_no_caller_gets_the_head_of_another_one(tmp_path: Path) -> None:
     async with FakeReplica([answers()]) as replica, two_gateways(replica, tmp_path) as two:
         for key in ("one", "other"):

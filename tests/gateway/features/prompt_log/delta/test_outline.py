@@ -23,7 +23,8 @@ from gateway.features.prompt_log.turns.joining import frame_edits, joined
 from gateway.features.prompt_log.turns.own_turn import LISTS, own_turn
 from tests.gateway.features.prompt_log.conversations import CONVERSATIONS, Conversation, Writer
 
-MEMO = DigestMemo(7, most=256)  # of all examples: small, so that much is forgotten
+SEED = 5
+MEMO = DigestMemo(256)  # of all examples: small, so that much is forgotten
 BODIES = st.tuples(CONVERSATIONS, st.sampled_from(list(FORMS)), st.randoms(use_true_random=False))
 
 
@@ -51,8 +52,8 @@ def test_an_outline_has_the_names_of_the_body(drawn: tuple[Conversation, str, ra
     whole, form, chance = drawn
     body = written(whole, form, chance)
     names = names_in(body, form)
-    for memo in (MEMO, MEMO, DigestMemo(1)):
-        outline = ScannedBody(body, form, memo).outline()
+    for memo in (MEMO, MEMO, DigestMemo()):
+        outline = ScannedBody(body, form, memo, SEED).outline()
         assert (outline.frame, outline.chain, outline.length) == (names.frame, names.chain, names.length)
     named, fields, _ = outlined(body, form, 7)
     assert named
@@ -65,7 +66,7 @@ def test_a_cut_body_is_joined_to_the_whole(drawn: tuple[Conversation, str, rando
     """At each place: the other gateway computes the same head, and its engine gets the same turns, with the same ids."""
     whole, form, chance = drawn
     body = written(whole, form, chance)
-    outline = ScannedBody(body, form, MEMO).outline()
+    outline = ScannedBody(body, form, MEMO, SEED).outline()
     for number, place in enumerate(outline.places):
         begin = read_object(body).spans[LISTS[form]][0]
         before = body[begin + 1 : place.at].rstrip(b", \n")
@@ -93,14 +94,14 @@ def test_a_cut_body_is_joined_to_the_whole(drawn: tuple[Conversation, str, rando
 
 @given(st.lists(BODIES, max_size=4))
 def test_a_scan_finds_the_elements_whatever_it_remembers(drawn: list[tuple[Conversation, str, random.Random]]) -> None:
-    memo = DigestMemo(3, most=64)
+    memo = DigestMemo(64)
     for whole, form, chance in [*drawn, *drawn]:
         body = written(whole, form, chance)
-        scanned = ScannedBody(body, form, memo)
+        scanned = ScannedBody(body, form, memo, SEED)
         plain = read_object(body)
         assert scanned.members.spans == plain.spans
         assert [(start, end) for start, end, _ in scanned.elements] == read_list(body, plain.spans[LISTS[form]][0])[0]
-        memo_free = ScannedBody(body, form, DigestMemo(3)).outline()
+        memo_free = ScannedBody(body, form, DigestMemo(), SEED).outline()
         assert scanned.outline() == memo_free
 
 
@@ -113,43 +114,43 @@ def agent(calls: int, size: int = 1000) -> bytes:
 
 
 def test_a_conversation_that_goes_on_costs_its_new_turns() -> None:
-    memo = DigestMemo(5)
-    ScannedBody(agent(50), "chat", memo).outline()
-    scanned = ScannedBody(agent(51), "chat", memo)
+    memo = DigestMemo()
+    ScannedBody(agent(50), "chat", memo, SEED).outline()
+    scanned = ScannedBody(agent(51), "chat", memo, SEED)
     assert len(agent(51)) > 100_000
     assert scanned.new < 4_500
-    assert scanned.outline() == ScannedBody(agent(51), "chat", DigestMemo(5)).outline()
+    assert scanned.outline() == ScannedBody(agent(51), "chat", DigestMemo(), SEED).outline()
 
 
 def test_a_body_with_many_new_bytes_or_elements_is_left_to_the_parser_process() -> None:
     with pytest.raises(TooManyNewError):
-        ScannedBody(agent(50), "chat", DigestMemo(5), most=10_000)
+        ScannedBody(agent(50), "chat", DigestMemo(), SEED, most=10_000)
     many = json.dumps({"messages": [{"role": "user", "content": "x"}] * 1000}).encode()
-    memo = DigestMemo(5)
-    ScannedBody(many, "chat", memo)
+    memo = DigestMemo()
+    ScannedBody(many, "chat", memo, SEED)
     with pytest.raises(TooManyNewError):
-        ScannedBody(many, "chat", memo, most=len(many))
+        ScannedBody(many, "chat", memo, SEED, most=len(many))
 
 
 def test_a_flood_of_elements_is_forgotten() -> None:
-    memo = DigestMemo(5, most=100)
+    memo = DigestMemo(100)
     for number in range(500):
-        ScannedBody(json.dumps({"messages": [{"role": "user", "content": str(number)}]}).encode(), "chat", memo).outline()
+        ScannedBody(json.dumps({"messages": [{"role": "user", "content": str(number)}]}).encode(), "chat", memo, SEED).outline()
         assert len(memo) <= 100
 
 
 def test_a_flood_of_calls_without_ids_is_forgotten() -> None:
     """A record of an element holds a value for each call and result, and digests of the results."""
-    memo, most = DigestMemo(5, most=1000), 0
+    memo, most = DigestMemo(1000), 0
     for number in range(50):
         blocks = [*[{"type": "tool_result"}] * 100, {"type": "text", "text": str(number)}]
         body = json.dumps({"messages": [{"role": "user", "content": blocks}]}).encode()
-        ScannedBody(body, "messages", memo).outline()
+        ScannedBody(body, "messages", memo, SEED).outline()
         calls = [len(value.calls) for _, value in memo if isinstance(value, ElementDigests)]
         most = max(most, sum(calls))
     assert 100 <= most <= 1000
     blocks = [{"type": "tool_result"}] * 2000
-    ScannedBody(json.dumps({"messages": [{"role": "user", "content": blocks}]}).encode(), "messages", memo).outline()
+    ScannedBody(json.dumps({"messages": [{"role": "user", "content": blocks}]}).encode(), "messages", memo, SEED).outline()
     assert max(len(value.calls) for _, value in memo if isinstance(value, ElementDigests)) == 100
 
 
@@ -157,15 +158,15 @@ def test_long_ids_are_not_remembered() -> None:
     """A record of an element holds ids, which clients choose."""
     call = {"id": "x" * 100_000, "type": "function", "function": {"name": "read", "arguments": "{}"}}
     body = json.dumps({"messages": [{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "u"}]}).encode()
-    memo = DigestMemo(5)
-    assert ScannedBody(body, "chat", memo).outline() == ScannedBody(body, "chat", memo).outline()
+    memo = DigestMemo()
+    assert ScannedBody(body, "chat", memo, SEED).outline() == ScannedBody(body, "chat", memo, SEED).outline()
     assert all("x" * 1000 not in repr(value) for _, value in memo)
 
 
 def test_there_is_no_place_with_many_open_calls() -> None:
     calls = [{"id": f"c{at}", "type": "function", "function": {"name": "read", "arguments": "{}"}} for at in range(65)]
     turns = [{"role": "user", "content": "u"}, {"role": "assistant", "tool_calls": calls}, {"role": "user", "content": "v"}]
-    outline = ScannedBody(json.dumps({"messages": turns}).encode(), "chat", DigestMemo(5)).outline()
+    outline = ScannedBody(json.dumps({"messages": turns}).encode(), "chat", DigestMemo(), SEED).outline()
     assert len(outline.places) == 2
     assert outline.chain == names_in(json.dumps({"messages": turns}).encode(), "chat").chain
 
@@ -183,13 +184,13 @@ def test_there_is_no_place_with_many_open_calls() -> None:
 )
 def test_a_body_without_a_name_has_no_outline(form: str, body: dict[str, Any]) -> None:
     with pytest.raises(NoNameError):
-        ScannedBody(json.dumps(body).encode(), form, DigestMemo(5)).outline()
+        ScannedBody(json.dumps(body).encode(), form, DigestMemo(), SEED).outline()
 
 
 @pytest.mark.parametrize("text", ["", "Hello", "\u00e9\n"])
 def test_a_text_stands_for_a_list_of_items(text: str) -> None:
     body = json.dumps({"input": text, "instructions": "Be brief."}).encode()
-    outline, names = ScannedBody(body, "responses", DigestMemo(5)).outline(), names_in(body, "responses")
+    outline, names = ScannedBody(body, "responses", DigestMemo(), SEED).outline(), names_in(body, "responses")
     assert (outline.frame, outline.chain, outline.length) == (names.frame, names.chain, names.length)
     assert not outline.places
 
@@ -197,12 +198,12 @@ def test_a_text_stands_for_a_list_of_items(text: str) -> None:
 def test_hostile_bodies_have_no_outline() -> None:
     for body in (b"", b"[]", b"{", b'{"messages": [}', b'{"messages": [1 2]}', b"\xff"):
         with pytest.raises(NoNameError):
-            ScannedBody(body, "chat", DigestMemo(5)).outline()
+            ScannedBody(body, "chat", DigestMemo(), SEED).outline()
 
 
 def test_a_frame_without_a_part_that_is_known_goes_whole() -> None:
     body = agent(2)
-    outline: BodyOutline = ScannedBody(body, "chat", DigestMemo(5)).outline()
+    outline: BodyOutline = ScannedBody(body, "chat", DigestMemo(), SEED).outline()
     plan = plan_of(outline, lambda _key: False)
     assert (plan.cuts, plan.saved, apply(body, plan.edits)) == (False, 0, body)
-    assert plan.header.startswith(b"Prompt-Log: keep, expect=")
+    assert plan.header.startswith(b"Prompt-Log: keep, unbound, expect=")

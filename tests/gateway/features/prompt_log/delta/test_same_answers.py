@@ -17,9 +17,9 @@ from tests.gateway.features.keys.conftest import bearer, keyed, made
 from tests.gateway.features.prompt_log.delta.test_delta_end_to_end import LONG
 from tests.gateway.features.prompt_log.delta.test_sync_command import parsed
 from tests.gateway.features.prompt_log.delta.two_gateways import TwoGateways, delta_config, two_gateways
-from tests.gateway.features.prompt_log.kept import CHAT, MESSAGES, NOW, RESPONSES, SAID, body_of, engine, kept_in
-from tests.gateway.features.prompt_log.test_sealed import SEALED, seals, two
-from tests.support.fakes import FakeReplica, answers, http, models, writes
+from tests.gateway.features.prompt_log.kept import CHAT, MESSAGES, NOW, RESPONSES, SAID, body_of, engine, in_turn, kept_in
+from tests.gateway.features.prompt_log.test_sealed import SEALED, sealed_at, seals, two
+from tests.support.fakes import Behaviour, FakeReplica, answers, dies, http, models, status, writes
 
 
 def sealed_turns(path: str) -> list[Any]:
@@ -31,7 +31,7 @@ def sealed_turns(path: str) -> list[Any]:
 
 @pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
 async def test_sealed_parts_go_to_another_pool_as_they_do_without_a_name(path: str, tmp_path: Path) -> None:
-    """A log is bound to the pool that can read its sealed parts. A body without a name is not: its client may know better."""
+    """Sealed parts bind a request with a name. Of a client that does not know the header they do not: it may know better."""
     async with (
         FakeReplica([seals(path, stream=False)]) as big,
         FakeReplica([engine(path, stream=False)], listing=models("little")) as small,
@@ -43,9 +43,42 @@ async def test_sealed_parts_go_to_another_pool_as_they_do_without_a_name(path: s
         for number in (1, 2):
             code, _, raw = await both.ask(path, sealed_turns(path), model="little")
             assert (code, len(small.requests)) == (200, number), raw
-            assert (await far.metrics())['warmroute_prompt_log_refused_total{code="sealed_issuer"}'] == number
             both.form.heads = ExpiringKeys(1)  # as after a restart
-        assert await both.counts() == {"whole": 1, "replayed": 2}
+        assert await both.counts() == {"delta": 1, "whole": 2}
+
+
+@pytest.mark.parametrize("fault", [dies, status(503)])
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+async def test_sealed_parts_go_to_the_fallback_of_a_pool_that_is_down(path: str, fault: Behaviour, tmp_path: Path) -> None:
+    async with (
+        FakeReplica([in_turn(seals(path, stream=False), fault)]) as big,
+        FakeReplica([engine(path, stream=False)], listing=models("little")) as small,
+        two(tmp_path, big, small) as far,
+        running(**delta_config(far.url)) as near,
+    ):
+        both = TwoGateways(near, far, small)
+        assert (await both.ask(path, [LONG]))[0] == 200
+        code, _, raw = await both.ask(path, sealed_turns(path))
+        assert (code, len(small.requests), sealed_at(small, path)) == (200, 1, [SEALED[path]]), raw
+        assert await both.counts() == {"whole": 1, "delta": 1}
+
+
+async def test_sealed_parts_of_a_fallback_stay_there_while_it_is_up(tmp_path: Path) -> None:
+    path = MESSAGES
+    big, small = in_turn(status(503), engine(path, stream=False)), seals(path, stream=False)
+    async with (
+        FakeReplica([big]) as one,
+        FakeReplica([small], listing=models("little")) as other,
+        two(tmp_path, one, other) as far,
+        running(**delta_config(far.url)) as near,
+    ):
+        both = TwoGateways(near, far, other)
+        for turns in ([LONG], sealed_turns(path)):
+            assert (await both.ask(path, turns))[0] == 200
+        assert (len(one.requests), len(other.requests)) == (1, 2)
+        await far.post({"name": other.name}, "/warmroute/drain")
+        assert (await both.ask(path, sealed_turns(path)))[0] == 200
+        assert (len(one.requests), len(other.requests)) == (2, 2)
 
 
 async def test_a_model_that_the_other_gateway_does_not_list_is_asked_for(tmp_path: Path) -> None:

@@ -326,6 +326,7 @@ def test_texts_arrive_whole(stream: bytes) -> None:
 
 
 @given(st.dictionaries(TEXTS, VALUES), st.sampled_from([None, 1]), st.lists(st.integers(0, 1000), max_size=5))
+@example({"a": '"'}, None, [len('{"a": "\\')])
 def test_the_end_of_an_object_is_found(value: dict[str, Any], indent: int | None, places: list[int]) -> None:
     text = json.dumps(value, indent=indent)
     end = JsonEnd()

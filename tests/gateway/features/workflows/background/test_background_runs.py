@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -17,8 +19,6 @@ from gateway.database.failures import StoreFailed
 from gateway.features.runs.beginning import MAX_OWNED
 from gateway.features.runs.event_log import MAX_LOG
 from gateway.features.runs.runs import Runs
-from gateway.features.workflows.background import runs
-from gateway.features.workflows.background.stored_run import StoredRun
 from gateway.features.workflows.feature import WorkflowEndpoint
 from gateway.features.workflows.metrics import WorkflowsMetrics
 from gateway.server.endpoints import clients_runner
@@ -165,23 +165,23 @@ async def test_one_that_is_deleted_while_it_ends_leaves_the_process(tmp_path: Pa
         await eventually(lambda: run.gateway[Runs].places.taken == len(background) == 0)
 
 
-async def test_a_deleted_one_is_counted_when_the_store_answers_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "RETRY_S", 0.01)
+async def test_a_deleted_one_is_counted_when_the_store_answers_again(tmp_path: Path) -> None:
     async with stored_runs(tmp_path, ScriptedAnswer("x", None), holds=True) as (scripted, run):
         id_ = await begun(run)
         await eventually(lambda: scripted.held)
-        store = await run.gateway[WorkflowEndpoint].api.background.open()
-        get, failures = store.get, [StoreFailed("too slow")] * 2
-
-        async def fails_twice(owner: str, run_id: str) -> StoredRun | None:
-            if failures:
-                raise failures.pop()
-            return await get(owner, run_id)
-
-        monkeypatch.setattr(store, "get", fails_twice)
-        assert (await asked(run, "DELETE", id_))[0] == 200
+        background = run.gateway[WorkflowEndpoint].api.background
+        one, store = background.find(("", id_)), await background.open()
+        assert one is not None
+        assert await store.delete("", id_)
+        with contextlib.closing(sqlite3.connect(tmp_path / "kept.sqlite", isolation_level=None)) as database:
+            database.execute("ALTER TABLE warmroute_workflow_runs RENAME TO away")
+            one.release()
+            await eventually(lambda: not scripted.held)
+            with pytest.raises(StoreFailed):
+                await store.get("", id_)
+            database.execute("ALTER TABLE away RENAME TO warmroute_workflow_runs")
         await eventually(lambda: run.gateway.metrics.of(WorkflowsMetrics).runs.values == {("inline", "cancelled"): 1})
-        await eventually(lambda: run.gateway[Runs].places.taken == 0)
+        await eventually(lambda: run.gateway[Runs].places.taken == len(background) == 0)
 
 
 async def test_runs_of_others_are_not_found(tmp_path: Path) -> None:

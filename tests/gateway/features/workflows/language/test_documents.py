@@ -332,6 +332,7 @@ def test_inputs_of_a_run() -> None:
         ({"type": "list"}, {}, "a list is expected, got an object"),
         ({"type": "object"}, [], "an object is expected, got a list"),
         ({"type": "string"}, "x" * (1 << 20), "more than 1,048,576"),
+        ({"type": "messages"}, [{"role": "user", "content": "x" * (4 << 20)}], "more than 4,194,304"),
     ],
 )
 def test_a_wrong_input_is_refused(declared: dict[str, Any], value: Any, why: str) -> None:
@@ -339,6 +340,11 @@ def test_a_wrong_input_is_refused(declared: dict[str, Any], value: Any, why: str
     with pytest.raises(DocumentError) as error:
         read_inputs(inputs, {"m": [], "x": value})
     assert why in str(error.value)
+
+
+def test_messages_may_be_longer_than_other_values() -> None:
+    messages = [{"role": "user", "content": "x" * ((4 << 20) - 100)}]
+    assert read_inputs(compile_document(DOCUMENT).inputs, {"m": messages})["m"] is messages
 
 
 # -- texts of documents

@@ -86,4 +86,5 @@ def test_it_is_unknown_where_the_inputs_are_too_much_work() -> None:
     assert estimated(steps, [message("x" * 400_000)]) is None
     same = {f"s{at}": {"chat": {"append": [message(f"${{{nested[0]}}}")]}} for at in range(9)}
     assert estimated(same, [message("x" * 400_000)]), "one expression is evaluated once"
-    assert estimated({"a": {"chat": CHAT}}, [message("x" * 1000)] * 2000) is None, "a run would refuse inputs of this size"
+    assert estimated({"a": {"chat": CHAT}}, [message("x" * 1000)] * 3800)
+    assert estimated({"a": {"chat": CHAT}}, [message("x" * 1000)] * 4200) is None, "a run would refuse inputs of this size"

@@ -1,0 +1,102 @@
+"""Sub-agents that begin at once with one cold head: what is computed, and how long they wait.
+
+    python -m bench.router.bursts [--out bench/reports]
+
+Every burst has a head of its own, which no replica holds; its requests arrive within 10 ms, each with a task of its own behind
+the head. Rows: the gateway's policy as it is, the same without waiting for a lead (`router/leading.py`), and the rules of other
+routers, on the same state, over engines that share prefixes in flight and over engines that do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.measure.machine import REPORTS, commit
+from gateway.config.schema import RoutingConfig
+from router import Router
+from router.simulation.fleet import FleetSpec, RouterPlacement, Simulation, summary
+from router.simulation.generators import Lengths, Text
+from router.simulation.policies import SIMULATED
+from router.simulation.workloads import OpenLoop, SimulatedRequest
+
+HEAD, TASK, OUTPUT = 8000, Lengths(600, most=4000), Lengths(150, most=1000)
+BURSTS, SPREAD_S = 150, 0.01
+SIZES = {6: 1.5, 20: 4.0}  # agents of a burst -> mean seconds between bursts
+RULES = (("cost", True), ("cost", False), ("sglang", False), ("llm_d", False), ("least_loaded", False))
+
+
+class Row(NamedTuple):
+    """computed: tokens. Times in seconds."""
+
+    title: str
+    computed: int
+    ttft_mean_s: float
+    ttft_p99_s: float
+
+
+def arrivals(agents: int, seed: int) -> Iterator[tuple[float, SimulatedRequest]]:
+    chance, now = random.Random(seed), 0.0
+    for burst in range(BURSTS):
+        now += chance.expovariate(1 / SIZES[agents])
+        head = Text().then(f"head {burst}", HEAD)
+        for at in sorted(chance.uniform(0, SPREAD_S) for _ in range(agents)):
+            task = head.then(f"task {burst} {at}", TASK.draw(chance))
+            yield now + at, task.request(OUTPUT.draw(chance), f"agent {burst} {at}")
+
+
+def run(agents: int, policy: str, seed: int, *, apart: bool, waits: bool) -> Row:
+    spec, routing = FleetSpec(apart=apart, waits=waits), RoutingConfig()
+    router = Router(
+        policy=policy,
+        ttl_s=routing.ttl_s,
+        memory_bytes=routing.memory_mb << 20,
+        chance=random.Random(seed),
+        policies=SIMULATED,
+    )
+    simulation = Simulation(
+        spec, OpenLoop(sorted(arrivals(agents, seed), key=lambda row: row[0])), RouterPlacement(router, spec)
+    )
+    served = list(simulation.run())
+    result = summary(policy, spec, served, simulation.busy_s)
+    computed = sum(one.request.tokens - one.cached_tokens for one in served)
+    title = policy if waits or policy != "cost" else "cost, nobody waits"
+    return Row(title, computed, result.ttft_mean_s, result.ttft_p99_s)
+
+
+def report(seed: int) -> Iterator[str]:
+    yield "# Cold bursts\n"
+    yield (
+        f"Made by `python -m bench.router.bursts`: {commit()}, Python {platform.python_version()}, seed {seed}. 8 simulated"
+        f" replicas of 10,000 tokens/s, {BURSTS} bursts: a cold head of {HEAD:,} tokens, and 600 for each agent's task."
+        " `sglang` is the rule of SMG, too. *apart*: the engine looks a prompt up when it arrives, and finds it once it is"
+        " computed.\n"
+    )
+    for agents, gap_s in SIZES.items():
+        yield f"## {agents} at once, a burst in {gap_s:g} s\n"
+        yield "| engine | policy | computed tokens | TTFT mean s | p99 |"
+        yield "|---|---|--:|--:|--:|"
+        for apart in (True, False):
+            for policy, waits in RULES:
+                row = run(agents, policy, seed, apart=apart, waits=waits)
+                engine = "apart" if apart else "shares in flight"
+                yield f"| {engine} | {row.title} | {row.computed:,} | {row.ttft_mean_s:.2f} | {row.ttft_p99_s:.2f} |"
+        yield ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What cold bursts cost.")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=REPORTS)
+    options = parser.parse_args()
+    text = "\n".join(report(options.seed))
+    (options.out / "bursts.md").write_text(text, "utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Re-sent requests get the answer that still runs."""

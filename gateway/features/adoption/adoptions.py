@@ -1,0 +1,223 @@
+"""Answers whose clients have left before their end, and the requests that adopt them.
+
+    a client reads ── it leaves ──► waiting, for its grace ── the same request ──► followed ── it leaves ──► waiting, again
+                                      │                                              └── its end ──► gone
+                                      └── the grace is over, an error, too large, shutdown ──► cancelled, gone
+
+A grace is `limits.adopt_s`, and GRACE_SHARE of the time since the choice of the replica, at most MAX_GRACE_S. The request goes
+on in its own task, with its booking, its reservation and its record, in every phase: in a queue, before its first byte, between
+two replicas. So a generation has one record for any number of clients. Equal requests of connected clients are generations of
+their own: nobody adopts an answer with a client.
+
+Each process has its own. Bounds: MAX_WAITING per process, MAX_OWNED per caller, a share per address (`runs/places.py`), and the
+bounds of `kept_answer.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+from gateway.core import Core
+from gateway.errors import CLIENT_LEFT, ClientStalled
+from gateway.features.adoption.identity import Identity, caller_of, identity_of
+from gateway.features.adoption.interrupted import InterruptedPrefills
+from gateway.features.adoption.kept_answer import MAX_KEPT, Abandonments, KeptAnswer, KeptAnswers
+from gateway.features.adoption.metrics import AdoptionMetrics
+from gateway.features.adoption.section import ADOPT_S
+from gateway.features.runs.answer_followers import AnswerFollowers
+from gateway.features.runs.detached_answer import DetachedAnswer
+from gateway.features.runs.event_log import LOGS_SHARE, MAX_LOGS, Logs
+from gateway.features.runs.places import RunPlaces
+from gateway.request.client import ClientReply
+from gateway.request.exchange import Exchange
+from gateway.request.record import SettledRequest
+from gateway.request.slots import Slot
+
+GRACE_SHARE: Final = 0.1
+MAX_GRACE_S: Final = 60.0
+MAX_WAITING: Final = 1000
+MAX_OWNED: Final = 100
+
+
+class AbandonedAnswer(DetachedAnswer):
+    """An answer whose client has left. record: of its request. task: serves it; None: it has ended. given_up: nobody is to get
+    it. timer: of its grace; None: a client follows it.
+    """
+
+    def __init__(self, kept: KeptAnswer, exchange: Exchange, task: asyncio.Task[None] | None, logs: Logs, core: Core) -> None:
+        account = exchange.request.lease.account
+        self.kept = kept
+        self.record = exchange.record
+        self.identity: Identity = identity_of(exchange, kept.digest)
+        self.place = caller_of(exchange), account.client
+        self.task = task
+        self.given_up = False
+        self.timer: asyncio.TimerHandle | None = None
+        super().__init__((self.place[0], f"{self.record.id} {id(self):x}"), logs, account.lease(), core.clock)
+
+    @property
+    def adoptable(self) -> bool:
+        """True if a client can get it from its beginning."""
+        return not (self.given_up or self.failed or self.log.first)
+
+
+def grace_s(adopt_s: float, spent_s: float) -> float:
+    """Seconds that an answer waits for a client. spent_s: since its replica was chosen."""
+    return max(adopt_s, min(adopt_s + GRACE_SHARE * spent_s, MAX_GRACE_S))
+
+
+LEFT: Final = Slot[AbandonedAnswer]("adoption.left")
+
+
+class Adoptions(Abandonments):
+    """The abandoned answers of one process (see the module)."""
+
+    def __init__(self, core: Core) -> None:
+        most = min(MAX_LOGS, core.memory.limit // LOGS_SHARE)
+        self.answers = KeptAnswers(self, most)
+        self.logs = Logs(MAX_KEPT, most)
+        self.places = RunPlaces(MAX_WAITING, MAX_OWNED)
+        self.interrupted = InterruptedPrefills(core.router)
+        self._core = core
+        self._followers = AnswerFollowers(core)
+        self._metrics = core.metrics.of(AdoptionMetrics)
+        self._waiting: dict[Identity, deque[AbandonedAnswer]] = {}  # the oldest first
+        self._adopt_s = ADOPT_S.of(core.config)
+
+    # -- clients that leave
+
+    def left(self, kept: KeptAnswer, task: asyncio.Task[None] | None) -> bool:
+        exchange = kept.exchange
+        if exchange is None or self._core.running.draining:
+            return False
+        place = caller_of(exchange), exchange.request.lease.account.client
+        if not self.places.admit(*place):
+            return False
+        answer = AbandonedAnswer(kept, exchange, task, self.logs, self._core)
+        LEFT.set(exchange.record, answer)
+        kept.detach(answer)
+        self._wait(answer)
+        return True
+
+    def _wait(self, answer: AbandonedAnswer) -> None:
+        """It has no client: its grace begins."""
+        answer.kept.followed = False
+        booking = answer.record.booking
+        delay_s = grace_s(self._adopt_s, self._core.clock() - booking.lease.since if booking is not None else 0.0)
+        answer.timer = asyncio.get_running_loop().call_later(delay_s, self._give_up, answer, "expired")
+        self._waiting.setdefault(answer.identity, deque()).append(answer)
+        self.answers.waiting += 1
+        if not answer.adoptable:
+            self._give_up(answer, "too_large" if answer.log.first else "failed")
+
+    def _take(self, answer: AbandonedAnswer) -> None:
+        """It waits no longer."""
+        waiting = self._waiting[answer.identity]
+        waiting.remove(answer)
+        if not waiting:
+            del self._waiting[answer.identity]
+        self.answers.waiting -= 1
+        if answer.timer is not None:
+            answer.timer.cancel()
+            answer.timer = None
+
+    def _give_up(self, answer: AbandonedAnswer, result: str) -> None:
+        """Nobody has come for it in time."""
+        self._take(answer)
+        self._metrics.abandoned.add((result,))
+        self._end(answer)
+
+    def _end(self, answer: AbandonedAnswer) -> None:
+        """Nobody will get it: cancels its request, unless that has only to note its end."""
+        answer.given_up = True
+        if answer.task is None:
+            self._forget(answer)
+        elif not answer.finished:
+            if answer.record.booking is not None:
+                self.interrupted.add(answer.identity, answer.record.booking, self._core.clock())
+            answer.task.cancel("the client left")
+
+    def _forget(self, answer: AbandonedAnswer) -> None:
+        self.logs.forget(answer.log_key)
+        self.places.release(*answer.place)
+
+    def overflowed(self, kept: KeptAnswer) -> None:
+        answer = kept.detached
+        assert isinstance(answer, AbandonedAnswer)
+        if answer.timer is not None:
+            self._give_up(answer, "too_large")
+
+    def ended(self, kept: KeptAnswer) -> None:
+        answer = kept.detached
+        assert isinstance(answer, AbandonedAnswer)
+        answer.task = None
+        if answer.given_up:
+            self._forget(answer)
+        elif answer.timer is not None and not answer.adoptable:
+            self._give_up(answer, "failed")
+
+    def close(self) -> None:
+        """Shutdown: the graces are over. Idempotent."""
+        for waiting in list(self._waiting.values()):
+            for answer in list(waiting):
+                self._give_up(answer, "expired")
+
+    def settled(self, record: SettledRequest) -> None:
+        """The request of an answer has ended: without a client that follows it, its client has left."""
+        answer = LEFT.get(record)
+        if answer is not None and not answer.kept.followed and record.status < 400:
+            record.status, record.error, record.answer.complete = CLIENT_LEFT, "the client left", False
+
+    # -- clients that come again
+
+    async def answer(self, exchange: Exchange) -> ClientReply | None:
+        """The answer that waits for this request; None: there is none. Raises GatewayError."""
+        keeper = exchange.request.keeper
+        assert isinstance(keeper, KeptAnswer)
+        waiting = self._waiting.get(identity_of(exchange, keeper.digest))
+        if waiting is None:
+            return None
+        answer, request, record = waiting[0], exchange.request, exchange.record
+        self._require_rights(exchange, answer)
+        record.answer.own = True
+        record.subject.model, record.subject.label = exchange.api.model, answer.record.subject.label
+        record.subject.generates = record.subject.metered = False  # the generation has a record of its own
+        for enter in self._core.extensions.entering:
+            enter(exchange)
+        self._take(answer)
+        request.keeper = None
+        keeper.close()
+        exchange.api.drop()
+        request.lease.drop_body()
+        record.fields = {**(record.fields or {}), "adopted": answer.record.id}
+        self._metrics.abandoned.add(("adopted",))
+        return await self._follow(exchange, answer)
+
+    def _require_rights(self, exchange: Exchange, answer: AbandonedAnswer) -> None:
+        """Raises GatewayError 403 or 404: the rights of the key have changed meanwhile."""
+        grant = exchange.caller.grant
+        if grant is None:
+            return
+        grant.require_endpoint(exchange.record.path, listed=True, metered=True)
+        grant.require_model(exchange.api.model)
+
+    async def _follow(self, exchange: Exchange, answer: AbandonedAnswer) -> ClientReply:
+        answer.kept.followed = True
+        try:
+            reply = await self._followers.follow(exchange, answer, strip_usage=False)
+        except (asyncio.CancelledError, ConnectionError) as left:
+            if isinstance(left, ClientStalled) or self._core.running.draining:
+                self._end(answer)
+            else:
+                self._wait(answer)
+            raise
+        except BaseException:
+            self._end(answer)
+            raise
+        self._end(answer)
+        return reply
+
+    def __repr__(self) -> str:
+        return f"<Adoptions {self.answers!r}, {self.places!r}>"

@@ -1,0 +1,51 @@
+"""The identity of a request: its caller, its target, its body, and its headers for the replica. Pure.
+
+`Prompt-Log` counts, because it changes the replica's request. Headers that clients change in a repetition, or proxies on its
+way, do not count, nor do names of conversations, which are for the gateway.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.request.client import SESSION_HEADERS, WEAK_SESSION_HEADER
+from gateway.request.exchange import Exchange
+
+_UNCOUNTED: Final = frozenset(
+    [
+        *(name.lower().encode("ascii") for name in (*SESSION_HEADERS, WEAK_SESSION_HEADER)),
+        *(b"authorization", b"x-api-key"),  # a part of the caller
+        *(b"user-agent", b"traceparent", b"tracestate", b"baggage", b"b3", b"sentry-trace", b"uber-trace-id"),
+        *(b"forwarded", b"via", b"x-real-ip", b"x-amzn-trace-id", b"x-cloud-trace-context", b"cf-ray", b"x-request-start"),
+        b"x-request-timeout",
+    ]
+)
+# Their SDKs count repetitions in one of the first.
+_UNCOUNTED_PREFIXES: Final = (b"x-stainless-", b"x-forwarded-", b"x-envoy-", b"x-b3-", b"x-datadog-", b"x-codex-")
+
+Identity = tuple[str, str, int, tuple[bytes, ...]]
+"""(caller, target, digest of the body, headers). Equal for the same request."""
+
+
+def identity_of(exchange: Exchange, digest: int) -> Identity:
+    """digest: of the body. O(headers)."""
+    request = exchange.request
+    named = (request.headers.get("Prompt-Log") or "").encode("utf-8", "surrogateescape")
+    return caller_of(exchange), request.target, digest, (named, *_counted(request.upstream_headers()))
+
+
+def caller_of(exchange: Exchange) -> str:
+    """The sender: by its key, or without keys by its credentials, its tenant and its address."""
+    caller, key = exchange.caller, exchange.record.sender.key
+    if caller.grant is not None and key:
+        return f"key {key} of {caller.tenant}"
+    return f"{caller.key:x} of {caller.tenant} at {exchange.request.lease.account.client}"
+
+
+def _counted(lines: bytes) -> tuple[bytes, ...]:
+    kept = list[bytes]()
+    for line in lines.split(b"\r\n"):
+        name = line.partition(b":")[0].lower()
+        if line and name not in _UNCOUNTED and not name.startswith(_UNCOUNTED_PREFIXES):
+            kept.append(line)
+    return tuple(kept)

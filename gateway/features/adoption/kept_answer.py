@@ -1,0 +1,303 @@
+"""An answer that is kept from its beginning while its client reads it, because the client may leave and send its request again.
+
+    KeptReply ──► its client, until that leaves
+        └───────► KeptAnswer: pieces ── `left` ──► a detached answer: the pieces, then the rest, for the client that adopts it
+
+Beginnings are bounded: MAX_KEPT bytes per answer, a share of the memory budget in all, and the client's share of the budget. A
+larger answer is not kept, and its request ends with its client. Each step of STEP bytes is charged before its use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from secrets import randbits
+from typing import Final
+
+from xxhash import xxh3_128_intdigest
+
+from gateway.admission.memory import MemoryLease
+from gateway.features.runs.detached_answer import DetachedAnswer
+from gateway.request.client import AnswerKeeper, ClientReply
+from gateway.request.exchange import Exchange
+from gateway.server.http.request import HttpRequest
+from gateway.upstream.client import PausableSource
+from router.native import mypyc_attr
+
+MAX_KEPT: Final = 4 << 20  # bytes of an answer, with PIECE_BYTES for each of its pieces
+STEP: Final = 16 << 10
+UNCHARGED: Final = 8 << 10  # as of a connection's write buffer
+PIECE_BYTES: Final = 48  # overhead of a piece
+_JOINED: Final = 64 << 10  # bytes of the pieces of a log
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Abandonments:
+    """Decides on answers whose clients have left."""
+
+    def left(self, kept: KeptAnswer, task: asyncio.Task[None] | None) -> bool:
+        """The client has left. True: the answer goes on."""
+        raise NotImplementedError
+
+    def overflowed(self, kept: KeptAnswer) -> None:
+        """The log of a detached answer has dropped its beginning."""
+        raise NotImplementedError
+
+    def ended(self, kept: KeptAnswer) -> None:
+        """The request of a detached answer has ended."""
+        raise NotImplementedError
+
+
+class KeptAnswers:
+    """The kept answers of a process. most: bytes of all beginnings. held: charged now. waiting: number of generations without a
+    client.
+    """
+
+    __slots__ = ("abandonments", "held", "most", "seed", "waiting")
+
+    def __init__(self, abandonments: Abandonments, most: int) -> None:
+        self.abandonments = abandonments
+        self.most = most
+        self.held = 0
+        self.waiting = 0
+        self.seed = randbits(64)  # so that nobody can look for two bodies with one digest
+
+    def claims(self, exchange: Exchange) -> bool:
+        """Begins to keep the answer. True: the request may get a waiting one. Called once for each request."""
+        request = exchange.request
+        if not (exchange.dialect.pulsed and exchange.api.metered and isinstance(request, HttpRequest)):
+            return False
+        request.keeper = KeptAnswer(self, exchange, xxh3_128_intdigest(exchange.api.body, self.seed))
+        return self.waiting > 0
+
+    def __repr__(self) -> str:
+        return f"<KeptAnswers {self.held} bytes, {self.waiting} waiting>"
+
+
+class KeptAnswer(AnswerKeeper):
+    """One kept answer. digest: of the request's body. exchange: None once the request has ended. detached: the answer once the
+    client has left. followed: another client reads that.
+    """
+
+    detached: DetachedAnswer | None = None
+    followed = False
+    _charged = UNCHARGED
+    _lease: MemoryLease | None = None
+    _lines = b""
+    _reply: KeptReply | None = None
+    _size = 0
+    _source: PausableSource | None = None
+    _status = 0
+    _unsent = False
+    _whole = False
+
+    def __init__(self, answers: KeptAnswers, exchange: Exchange, digest: int) -> None:
+        self.digest = digest
+        self.exchange: Exchange | None = exchange
+        self._all = answers
+        self._pieces: list[bytes] | None = []
+
+    @property
+    def keeps(self) -> bool:
+        """True if the answer has been kept so far."""
+        return self._pieces is not None or self.detached is not None
+
+    # -- for its request
+
+    def reply(self, inner: ClientReply) -> ClientReply:
+        self._reply = made = KeptReply(self, inner if self.detached is None else None)
+        return made
+
+    def left(self, task: asyncio.Task[None] | None) -> bool:
+        exchange = self.exchange
+        if self._pieces is None or exchange is None or (self._whole and not self._unsent):
+            return False
+        reader = exchange.delivered.reader
+        if reader is not None and reader.done and not reader.holds:  # only the end of the framing is missing
+            return False
+        return self._all.abandonments.left(self, task)
+
+    def close(self) -> None:
+        if self._unsent and self.detached is None and self._reply is not None and self._reply.lost:
+            self.left(None)
+        self._pieces = None
+        if self._lease is not None:
+            self._release()
+        if self.detached is not None:
+            self.detached.finish(complete=False)
+            self._all.abandonments.ended(self)
+        self.exchange = self._reply = self._source = None
+
+    def detach(self, detached: DetachedAnswer) -> None:
+        """The client has left: the answer goes on in this one."""
+        pieces, self._pieces = self._pieces or [], None
+        self.detached = detached
+        if self._status:
+            detached.begin(self._status, self._lines)
+        part, size = list[bytes](), 0
+        for piece in pieces:
+            part.append(piece)
+            size += len(piece)
+            if size >= _JOINED:
+                detached.add(b"".join(part))
+                part, size = [], 0
+        detached.add(b"".join(part))
+        self._release()
+        if self._whole:
+            detached.finish(complete=True)
+        if self._reply is not None:
+            self._reply.inner = None
+        detached.feed_from(self._source)
+        if self._source is not None:
+            self._source.resume()  # the client may not have read
+
+    # -- for its reply
+
+    def begin(self, status: int, lines: bytes, first: bytes, *, whole: bool) -> None:
+        detached = self.detached
+        if detached is None:
+            self._status, self._lines, self._whole = status, lines, whole
+            self.add(first)
+        elif not detached.begun.is_set():
+            detached.begin(status, lines)
+            self.add(first)
+            if whole:
+                detached.finish(complete=True)
+
+    def add(self, data: bytes) -> None:
+        detached = self.detached
+        if detached is not None:
+            if not detached.finished:
+                detached.add(data)
+                if detached.log.first and not self.followed:
+                    self._all.abandonments.overflowed(self)
+            return
+        pieces = self._pieces
+        if pieces is not None and data:
+            self._size += len(data) + PIECE_BYTES
+            if self._size > self._charged and not self._charge():
+                self._drop()
+            else:
+                pieces.append(data)
+
+    def end(self) -> None:
+        self._whole = True
+        if self.detached is not None:
+            self.detached.finish(complete=True)
+
+    def sent(self, *, flows: bool) -> None:
+        """The client has been sent the whole answer. flows: and nothing of it waits in the gateway."""
+        self._unsent = self._whole and not flows
+
+    def cut(self) -> None:
+        if self.detached is not None:
+            self.detached.finish(complete=False)
+        self._drop()
+
+    def feed_from(self, source: PausableSource | None) -> None:
+        self._source = source
+        if self.detached is not None:
+            self.detached.feed_from(source)
+
+    # -- memory
+
+    def _charge(self) -> bool:
+        """False: there is no room for the present size."""
+        step = self._size - self._charged + STEP
+        if self._size > MAX_KEPT or self._all.held + step > self._all.most or self.exchange is None:
+            return False
+        if self._lease is None:
+            self._lease = self.exchange.request.lease.account.lease()
+        if not self._lease.grow(step):
+            return False
+        self._charged += step
+        self._all.held += step
+        return True
+
+    def _drop(self) -> None:
+        """Keep nothing more. Idempotent."""
+        self._pieces = None
+        self._release()
+
+    def _release(self) -> None:
+        if self._lease is not None:
+            self._all.held -= self._charged - UNCHARGED
+            self._charged = UNCHARGED
+            self._lease.close()
+            self._lease = None
+
+    def __repr__(self) -> str:
+        return f"<KeptAnswer {self.detached!r}>" if self.detached is not None else f"<KeptAnswer {self._size} bytes>"
+
+
+class KeptReply(ClientReply):
+    """Writes an answer to its client, and keeps it. inner: the client's; None: that has left."""
+
+    def __init__(self, kept: KeptAnswer, inner: ClientReply | None) -> None:
+        super().__init__()
+        self._kept = kept
+        self.inner = inner
+        self.lost = False  # the client has left before it was sent all
+        self.keep_alive = inner is not None and inner.keep_alive
+
+    def begin(self, status: int, headers: bytes, *, length: int | None, first: bytes = b"") -> None:
+        whole = length is not None and length == len(first)
+        self._kept.begin(status, headers, first, whole=whole)
+        self.begun = True
+        inner = self.inner
+        if inner is not None:
+            try:
+                inner.begin(status, headers, length=length, first=first)
+            except ConnectionError:
+                self._left()
+            self.keep_alive = inner.keep_alive
+            if whole:
+                self._kept.sent(flows=not self.lost and inner.flows)
+
+    def write(self, data: bytes) -> None:
+        self._kept.add(data)
+        if self.inner is not None:
+            try:
+                self.inner.write(data)
+            except ConnectionError:
+                self._left()
+
+    def end(self, last: bytes = b"") -> None:
+        self._kept.add(last)
+        self._kept.end()
+        inner = self.inner
+        if inner is not None:
+            try:
+                inner.end(last)
+            except ConnectionError:
+                self._left()
+            self._kept.sent(flows=not self.lost and inner.flows)
+
+    @property
+    def flows(self) -> bool:
+        if self.inner is not None:
+            return self.inner.flows
+        return self._kept.followed  # nobody else is to get signs of life
+
+    def cut(self) -> None:
+        self._kept.cut()
+        self.keep_alive = False
+        if self.inner is not None:
+            self.inner.cut()
+
+    async def flushed(self) -> None:
+        if self.inner is not None:
+            await self.inner.flushed()
+
+    def feed_from(self, answer: PausableSource | None) -> None:
+        self._kept.feed_from(answer)
+        if self.inner is not None:
+            self.inner.feed_from(answer)
+
+    def _left(self) -> None:
+        """Its client has left. If the answer is not kept, raises the present ConnectionError again."""
+        if not self._kept.keeps:
+            raise ConnectionResetError("the client left")
+        self.lost = True
+
+    def __repr__(self) -> str:
+        return f"<KeptReply of {self._kept!r}>"

@@ -1,0 +1,1 @@
+"""Deadlines of requests: the time that a client allows for an answer."""

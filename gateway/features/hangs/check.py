@@ -1,0 +1,55 @@
+"""A check of an engine: a generation of one token, sent by the gateway itself.
+
+It tells an engine that hangs from a request that takes long by its own nature: no client has a part in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+
+from gateway.errors import GatewayError, ReplicaFailure
+from gateway.upstream.client import ReplicaCall, UpstreamClient
+
+LONGEST_S: Final = 60.0  # then it is sent again
+_MOST_BYTES: Final = 64 << 10  # of an answer with one token
+_HEADERS: Final = b"Content-Type: application/json\r\nAccept-Encoding: identity\r\n"
+_CHAT: Final = {"messages": [{"role": "user", "content": "ping"}], "max_tokens": 1}
+_TEXT: Final = {"prompt": "ping", "max_tokens": 1}
+
+ANSWERED, UNANSWERED, REFUSED = "answered", "unanswered", "refused"
+ENDS: Final = (ANSWERED, UNANSWERED, REFUSED)
+
+
+async def check(upstream: UpstreamClient, url: str, model: str) -> str:
+    """ANSWERED: the engine has generated a token; UNANSWERED: it has not within LONGEST_S, or its connection broke; REFUSED:
+    it takes no such request, which shows nothing.
+    """
+    try:
+        for path, body in (("/v1/chat/completions", _CHAT), ("/v1/completions", _TEXT)):
+            status, answer = await _ask(upstream, url, path, {**({"model": model} if model else {}), **body})
+            if status == 200:
+                return ANSWERED if _has_choice(answer) else REFUSED
+            if status >= 500 or status in (401, 403, 429):
+                break
+    except ReplicaFailure:
+        return UNANSWERED
+    except GatewayError:  # the gateway lacks a resource
+        return REFUSED
+    return REFUSED
+
+
+async def _ask(upstream: UpstreamClient, url: str, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+    answer = await upstream.open(url, ReplicaCall("POST", path, _HEADERS, orjson.dumps(body), probe=True), LONGEST_S)
+    try:
+        return answer.status, await answer.read(_MOST_BYTES)
+    finally:
+        answer.close()
+
+
+def _has_choice(answer: bytes) -> bool:
+    try:
+        return bool(orjson.loads(answer)["choices"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return False

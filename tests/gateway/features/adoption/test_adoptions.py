@@ -1,0 +1,645 @@
+"""Requests that are sent again after their client has left: they get the answer that still runs, and it is computed once.
+
+Whoever leaves is noticed by the gateway (`left`) before the next request is sent, so no test depends on an order of events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.admission.memory import Budget
+from gateway.features.adoption.adoptions import Adoptions, grace_s
+from gateway.features.adoption.interrupted import MAX_KNOWN, InterruptedPrefills
+from gateway.features.adoption.kept_answer import STEP, UNCHARGED
+from gateway.features.keys.keys import Keys
+from gateway.features.runs.detached_answer import DetachedAnswer
+from gateway.features.runs.event_log import Logs
+from gateway.features.runs.places import RunPlaces
+from gateway.upstream.client import PausableSource
+from router import Outcome, Prompt, Replica, Router
+from tests.gateway.conftest import Running, eventually, running
+from tests.gateway.features.keys.conftest import bearer, keyed, made
+from tests.gateway.features.translation.test_translation import chat_only
+from tests.gateway.request.test_dialects import CHAT, MESSAGES, RESPONSES, events, message, response
+from tests.gateway.request.test_pulses import BODIES, COMPLETION, PING, STREAMS, once
+from tests.gateway.request.test_robust import dial, post, read_answer
+from tests.support.fakes import (
+    DONE,
+    STREAM_HEAD,
+    Behaviour,
+    FakeReplica,
+    FakeRequest,
+    answers,
+    chunk,
+    dies,
+    event,
+    http,
+    streams,
+    writes,
+)
+
+LONG: dict[str, Any] = {"limits": {"adopt_s": 3600, "drain_timeout_s": 1}}
+BRIEF: dict[str, Any] = {"limits": {"adopt_s": 0.05, "drain_timeout_s": 1}}
+TEXT = {"id": "c", "object": "text_completion", "created": 1, "model": "m", "choices": [{"index": 0, "text": "hello"}]}
+PLAIN: dict[str, Behaviour] = {
+    CHAT: answers("hello"),
+    COMPLETION: writes(http(200, json.dumps(TEXT).encode())),
+    MESSAGES: message(),
+    RESPONSES: writes(http(200, json.dumps(response()).encode())),
+}
+Lines = Callable[[], list[dict[str, Any]]]
+ALL = [(path, stream) for path in BODIES for stream in (True, False)]
+
+
+def body_of(path: str, *, stream: bool = True, **more: Any) -> bytes:
+    return json.dumps({**BODIES[path], "stream": stream, **more}).encode()
+
+
+def sent(path: str, body: bytes, *lines: bytes) -> bytes:
+    return post(body, b"Content-Type: application/json", *lines, path=path.encode())
+
+
+def adoptions(run: Running) -> Adoptions:
+    return run.gateway[Adoptions]
+
+
+@contextlib.asynccontextmanager
+async def closing(run: Running) -> AsyncIterator[None]:
+    """At the end no answer waits."""
+    try:
+        yield
+    finally:
+        adoptions(run).close()
+
+
+@contextlib.asynccontextmanager
+async def patient(*replicas: FakeReplica, **config: Any) -> AsyncIterator[Running]:
+    """A gateway whose graces last longer than any test."""
+    async with running(*replicas, **LONG, **config) as run, closing(run):
+        yield run
+
+
+async def left(run: Running, count: int = 1) -> None:
+    """The gateway has noticed that these clients have left."""
+    await eventually(lambda: adoptions(run).answers.waiting == count)
+
+
+async def asks_and_leaves(run: Running, data: bytes, until: Callable[[], object], size: int = 0, waiting: int = 1) -> bytes:
+    """A client that leaves once `until` holds and it has read that many bytes."""
+    async with dial(run) as (reader, writer):
+        writer.write(data)
+        await eventually(until)
+        read = await reader.readexactly(size)
+    await left(run, waiting)
+    return read
+
+
+async def gets(run: Running, data: bytes) -> tuple[int, dict[str, str], bytes]:
+    async with dial(run) as (reader, writer):
+        writer.write(data)
+        return await read_answer(reader)
+
+
+async def abandoned(run: Running) -> dict[str, float]:
+    """Abandoned answers by what became of them."""
+    name = "warmroute_abandoned_answers_total{"
+    return {key.split('"')[1]: value for key, value in (await run.metrics()).items() if key.startswith(name) and value}
+
+
+def nothing_is_held(run: Running) -> bool:
+    all_ = adoptions(run)
+    return (all_.answers.held, all_.answers.waiting, all_.places.taken, len(all_.logs)) == (0, 0, 0, 0)
+
+
+def without_pulses(path: str, data: bytes) -> bytes:
+    parts = [part + b"\n\n" for part in data.split(b"\n\n") if part]
+    return b"".join(part for part in parts if not part.startswith(b": ") and part != PING)
+
+
+# -- what a client gets that comes again
+
+
+@pytest.mark.parametrize(("path", "stream"), ALL)
+async def test_a_request_that_comes_again_during_the_prefill_gets_its_answer(
+    path: str, stream: bool, request_lines: Lines
+) -> None:
+    go = asyncio.Event()
+    engine = events(*STREAMS[path]) if stream else PLAIN[path]
+    async with FakeReplica([once(go, engine), engine]) as replica, patient(replica) as run:
+        body = body_of(path, stream=stream)
+        await asks_and_leaves(run, sent(path, body, b"X-Request-Id: first"), lambda: replica.requests)
+        second = asyncio.create_task(gets(run, sent(path, body, b"X-Request-Id: second", b"X-Stainless-Retry-Count: 1")))
+        await left(run, 0)
+        go.set()
+        status, headers, data = await second
+        assert (status, headers["x-request-id"], len(replica.requests)) == (200, "second", 1)
+        await eventually(lambda: len(request_lines()) == 2)
+        metered = await run.metrics()
+        other = await gets(run, sent(path, body))
+        assert (other[2], len(replica.requests)) == (data, 2), "as an answer that nobody has adopted"
+        assert other[1]["content-type"] == headers["content-type"]
+        first, again = sorted(request_lines()[:2], key=lambda line: str(line["id"]))
+        assert (first["status"], first.get("adopted"), again["status"], again["adopted"]) == (200, None, 200, "first")
+        assert (again["replica"], again["completion_tokens"]) == ("", None), "the generation has a record of its own"
+        requests = {key: value for key, value in metered.items() if key.startswith("warmroute_completion_tokens_total")}
+        assert sum(requests.values()) == (first["completion_tokens"] or 0)
+        assert await abandoned(run) == {"adopted": 1}
+        await eventually(lambda: nothing_is_held(run))
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_stream_is_told_from_its_beginning(path: str) -> None:
+    go = asyncio.Event()
+    parts = STREAMS[path]
+
+    async def engine(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunk(parts[0]))
+        await writer.drain()
+        await go.wait()
+        writer.write(b"".join(map(chunk, parts[1:])) + b"0\r\n\r\n")
+
+    async with FakeReplica([engine]) as replica, patient(replica) as run:
+        data = sent(path, body_of(path))
+        read = await asks_and_leaves(run, data, lambda: replica.requests, 200)
+        assert read.startswith(b"HTTP/1.1 200 OK")
+        again = asyncio.create_task(gets(run, data))
+        await left(run, 0)
+        go.set()
+        assert (await again)[2] == b"".join(parts)
+        assert len(replica.requests) == 1
+
+
+async def test_a_client_that_leaves_again_and_again_gets_it_in_the_end(request_lines: Lines) -> None:
+    """As an agent does that leaves every 300 s, of a prefill of 25 minutes."""
+    go = asyncio.Event()
+    async with FakeReplica([once(go, events(*STREAMS[MESSAGES]))]) as replica, patient(replica) as run:
+        data = sent(MESSAGES, body_of(MESSAGES))
+        await asks_and_leaves(run, data, lambda: replica.requests)
+        for _ in range(4):
+            await asks_and_leaves(run, data, lambda: not adoptions(run).answers.waiting)
+        last = asyncio.create_task(gets(run, data))
+        await left(run, 0)
+        go.set()
+        assert (await last)[2] == b"".join(STREAMS[MESSAGES])
+        assert len(replica.requests) == 1
+        await eventually(lambda: len(request_lines()) == 6)
+        assert sorted(line["status"] for line in request_lines()) == [200, 200, 499, 499, 499, 499]
+        assert await abandoned(run) == {"adopted": 5}
+        await eventually(lambda: nothing_is_held(run))
+
+
+async def test_a_client_that_leaves_in_the_queue_keeps_its_place() -> None:
+    go, first = asyncio.Event(), body_of(CHAT, messages=[{"role": "user", "content": "first"}])
+    async with FakeReplica([once(go, answers("one")), answers("two")]) as replica:
+        pools = [{"replicas": [replica.url], "max_inflight": 1, "queue_s": 3600}]
+        async with patient(replica, pools=pools) as run:
+            busy = asyncio.create_task(gets(run, sent(CHAT, first)))
+            await eventually(lambda: replica.requests)
+            data = sent(CHAT, body_of(CHAT, stream=False))
+            await asks_and_leaves(run, data, lambda: run.gateway.fleet.pools[0].admission.waiting == 1)
+            again = asyncio.create_task(gets(run, data))
+            await left(run, 0)
+            go.set()
+            assert json.loads((await busy)[2])["choices"][0]["message"]["content"] == "one"
+            assert json.loads((await again)[2])["choices"][0]["message"]["content"] == "two"
+            assert len(replica.requests) == 2
+
+
+async def test_an_answer_without_a_client_moves_to_another_replica() -> None:
+    go = asyncio.Event()
+    replicas = FakeReplica([once(go, dies)]), FakeReplica([once(go, dies)])
+    async with replicas[0] as one, replicas[1] as other, patient(one, other) as run:
+        data = sent(CHAT, body_of(CHAT))
+        await asks_and_leaves(run, data, lambda: one.requests or other.requests)
+        survivor = other if one.requests else one
+        survivor.script = [streams("hel", "lo")]
+        again = asyncio.create_task(gets(run, data))
+        await left(run, 0)
+        go.set()
+        status, _, body = await again
+        assert (status, body.count(b'"hel"'), body.count(b"[DONE]")) == (200, 1, 1)
+        assert len(survivor.requests) == 1
+
+
+async def test_a_translated_answer_is_adopted() -> None:
+    go = asyncio.Event()
+    async with FakeReplica([chat_only(once(go, streams("hel", "lo")))]) as replica, patient(replica) as run:
+        data = sent(MESSAGES, body_of(MESSAGES))
+        await asks_and_leaves(run, data, lambda: [each for each in replica.requests if each.path == CHAT])
+        again = asyncio.create_task(gets(run, data))
+        await left(run, 0)
+        go.set()
+        status, _, body = await again
+        assert (status, body.count(b"event: message_start"), body.count(b"event: message_stop")) == (200, 1, 1)
+        assert [each.path for each in replica.requests].count(CHAT) == 1
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_signs_of_life_go_on_for_the_client_that_comes_again(path: str) -> None:
+    go, often = asyncio.Event(), {"limits": {**LONG["limits"], "keepalive_s": 0.02}}
+    async with FakeReplica([once(go, events(*STREAMS[path]))]) as replica, running(replica, **often) as run:
+        data = sent(path, body_of(path))
+        async with dial(run) as (reader, writer):
+            writer.write(data)
+            await reader.readuntil(b"\r\n\r\n")
+        await left(run)
+        async with dial(run) as (reader, writer):
+            writer.write(data)
+            head = await reader.readuntil(b"\r\n\r\n")
+            pulses = PING if path == MESSAGES else b": computing"
+            for _ in range(3):
+                await reader.readuntil(pulses)
+            go.set()
+            rest = await reader.readuntil(b"0\r\n\r\n")
+        assert b" 200 OK" in head
+        events_ = b"".join(without_pulses(path, rest).split(b"\r\n"))
+        assert all(line in events_ for part in STREAMS[path] for line in part.split(b"\n") if line)
+        assert len(replica.requests) == 1
+
+
+async def test_an_error_of_the_replica_is_for_the_client_that_waits_for_it() -> None:
+    go = asyncio.Event()
+    refusal = writes(http(400, b'{"error":{"message":"no such tool"}}'))
+    async with FakeReplica([once(go, refusal), answers()]) as replica, patient(replica) as run:
+        data = sent(CHAT, body_of(CHAT, stream=False))
+        await asks_and_leaves(run, data, lambda: replica.requests)
+        again = asyncio.create_task(gets(run, data))
+        await left(run, 0)
+        go.set()
+        status, _, body = await again
+        assert (status, b"no such tool" in body, len(replica.requests)) == (400, True, 1)
+        await eventually(lambda: nothing_is_held(run))
+
+
+async def test_an_error_that_nobody_waits_for_is_not_told_again() -> None:
+    go = asyncio.Event()
+    refusal = writes(http(400, b'{"error":{"message":"no such tool"}}'))
+    async with FakeReplica([once(go, refusal), answers()]) as replica, patient(replica) as run:
+        data = sent(CHAT, body_of(CHAT, stream=False))
+        await asks_and_leaves(run, data, lambda: replica.requests)
+        go.set()
+        await left(run, 0)
+        assert ((await gets(run, data))[0], len(replica.requests)) == (200, 2)
+        assert await abandoned(run) == {"failed": 1}
+        await eventually(lambda: nothing_is_held(run))
+
+
+async def test_an_answer_that_has_ended_waits_for_its_client(request_lines: Lines) -> None:
+    go = asyncio.Event()
+    async with FakeReplica([once(go, streams("hel", "lo"))]) as replica, patient(replica) as run:
+        data = sent(CHAT, body_of(CHAT))
+        await asks_and_leaves(run, data, lambda: replica.requests)
+        go.set()
+        await eventually(request_lines)
+        assert (request_lines()[0]["status"], request_lines()[0]["error"]) == (499, "the client left")
+        assert (await gets(run, data))[2].endswith(DONE)
+        assert len(replica.requests) == 1
+        await eventually(lambda: nothing_is_held(run))
+
+
+# -- what nobody adopts
+
+
+async def test_an_answer_that_nobody_adopts_is_cancelled(request_lines: Lines) -> None:
+    never = asyncio.Event()
+    async with FakeReplica([once(never, answers()), answers()]) as replica, running(replica, **BRIEF) as run:
+        data = sent(CHAT, body_of(CHAT))
+        async with dial(run) as (_, writer):
+            writer.write(data)
+            await eventually(lambda: replica.requests)
+        await eventually(lambda: replica.gone == 1)
+        await eventually(request_lines)
+        assert (request_lines()[0]["status"], request_lines()[0]["error"]) == (499, "the client left")
+        assert await abandoned(run) == {"expired": 1}
+        await eventually(lambda: nothing_is_held(run))
+
+
+async def test_a_grace_of_zero_is_none() -> None:
+    never = asyncio.Event()
+    off = {"adopt_s": 0, "drain_timeout_s": 1}
+    async with FakeReplica([once(never, answers())]) as replica, running(replica, limits=off) as run:
+        async with dial(run) as (_, writer):
+            writer.write(sent(CHAT, body_of(CHAT)))
+            await eventually(lambda: replica.requests)
+        await eventually(lambda: replica.gone == 1)
+        with pytest.raises(KeyError):
+            adoptions(run)
+
+
+def test_a_grace_grows_with_what_was_computed() -> None:
+    assert [grace_s(5, spent_s) for spent_s in (0, 100, 300, 550, 10_000)] == [5, 15, 35, 60, 60]
+    assert grace_s(120, 1000) == 120
+
+
+async def test_a_request_whose_prefill_was_interrupted_goes_there_again() -> None:
+    """Another prompt of the same size goes to the replica with less work."""
+    never = asyncio.Event()
+    another = body_of(CHAT, stream=False, messages=[{"role": "user", "content": "ho " * 300}])
+    replicas = FakeReplica([once(never, answers())]), FakeReplica([once(never, answers())])
+    async with replicas[0] as one, replicas[1] as two, patient(one, two) as run:
+        data = sent(CHAT, body_of(CHAT, stream=False))
+        await asks_and_leaves(run, data, lambda: one.requests or two.requests)
+        first, second = (one, two) if one.requests else (two, one)
+        first.script = second.script = [answers()]
+        adoptions(run).close()
+        await eventually(lambda: first.gone == 1 and nothing_is_held(run))
+        known = adoptions(run).interrupted._known
+        (identity,) = known
+        known[identity] = known[identity]._replace(computed_s=3600.0)
+        work = run.gateway.router.ledger.open(first.name, 100, 100, run.gateway.clock())
+        assert (await gets(run, sent(CHAT, another)))[0] == 200
+        assert (len(first.requests), len(second.requests)) == (1, 1)
+        assert (await gets(run, data))[0] == 200
+        assert (len(first.requests), len(second.requests), len(known)) == (2, 1, 0)
+        work.close(run.gateway.clock())
+
+
+def test_known_interrupted_prefills_are_bounded() -> None:
+    """In number and in time; none is known of a request whose prefill has ended."""
+    router = Router(policy="cost", ttl_s=1e6, memory_bytes=1 << 20, chance=random.Random(1))
+    router.add(Replica("a"))
+    known = InterruptedPrefills(router)
+    for number in range(MAX_KNOWN + 5):
+        booking = router.choose(Prompt(b"", 100, 16, "m"), ["a"], float(number))
+        known.add(("caller", "/", number, ()), booking, float(number) + 0.5)
+        booking.close(Outcome(False, None, None), float(number) + 0.5)
+    assert len(known) <= MAX_KNOWN
+    assert all(each.until > MAX_KNOWN + 4.5 for each in known._known.values())
+    booking = router.choose(Prompt(b"", 100, 16, "m"), ["a"], 9000.0)
+    booking.first_token(9001.0)
+    before = len(known)
+    known.add(("caller", "/", -1, ()), booking, 9001.0)
+    assert len(known) == before
+
+
+OTHERS: dict[str, tuple[bytes, ...]] = {
+    "key": (b"Authorization: Bearer other",),
+    "tenant": (b"X-Tenant-Id: other",),
+    "header for the replica": (b"Anthropic-Beta: other",),
+}
+
+
+@pytest.mark.parametrize("lines", OTHERS.values(), ids=OTHERS)
+async def test_the_request_of_another_caller_is_another_one(lines: tuple[bytes, ...]) -> None:
+    never = asyncio.Event()
+    async with FakeReplica([once(never, answers()), answers("mine")]) as replica, patient(replica) as run:
+        body = body_of(CHAT, stream=False)
+        await asks_and_leaves(run, sent(CHAT, body, b"Authorization: Bearer one"), lambda: replica.requests)
+        own = lines if lines[0].startswith(b"Authorization") else (b"Authorization: Bearer one", *lines)
+        status, _, answer = await gets(run, sent(CHAT, body, *own))
+        assert (status, b"mine" in answer, len(replica.requests)) == (200, True, 2)
+        assert adoptions(run).answers.waiting == 1
+
+
+@pytest.mark.parametrize("other", [body_of(CHAT, stream=False, seed=1), body_of(CHAT, stream=False) + b" "])
+async def test_another_body_is_another_request(other: bytes) -> None:
+    never = asyncio.Event()
+    async with FakeReplica([once(never, answers()), answers("mine")]) as replica, patient(replica) as run:
+        await asks_and_leaves(run, sent(CHAT, body_of(CHAT, stream=False)), lambda: replica.requests)
+        assert b"mine" in (await gets(run, sent(CHAT, other)))[2]
+        assert len(replica.requests) == 2
+
+
+async def test_connected_clients_with_one_body_have_a_generation_each() -> None:
+    go = asyncio.Event()
+    async with FakeReplica([once(go, answers())]) as replica, patient(replica) as run:
+        data = sent(CHAT, body_of(CHAT, stream=False))
+        clients = [asyncio.create_task(gets(run, data)) for _ in range(20)]
+        await eventually(lambda: len(replica.requests) == 20)
+        go.set()
+        assert {(await each)[0] for each in clients} == {200}
+        assert await abandoned(run) == {}
+
+
+async def test_who_comes_together_adopts_one_each() -> None:
+    """Two have left, three come."""
+    go = asyncio.Event()
+    async with FakeReplica([once(go, answers())]) as replica, patient(replica) as run:
+        data = sent(CHAT, body_of(CHAT, stream=False))
+        await asks_and_leaves(run, data, lambda: len(replica.requests) == 1)
+        await asks_and_leaves(run, sent(CHAT, body_of(CHAT, stream=False, seed=1)), lambda: len(replica.requests) == 2, 0, 2)
+        clients = [asyncio.create_task(gets(run, data)) for _ in range(3)]
+        await eventually(lambda: len(replica.requests) == 4)
+        go.set()
+        assert {(await each)[0] for each in clients} == {200}
+        assert await abandoned(run) == {"adopted": 1}
+
+
+async def test_a_key_that_was_revoked_adopts_nothing(tmp_path: Path) -> None:
+    never = asyncio.Event()
+    async with FakeReplica([once(never, answers())]) as replica, keyed(tmp_path, replica, **LONG) as run, closing(run):
+        id_, key = await made(run)
+        data = sent(CHAT, body_of(CHAT), b"Authorization: Bearer " + key.encode())
+        await asks_and_leaves(run, data, lambda: replica.requests)
+        async with run.session.delete(f"{run.admin_url}/warmroute/keys/{id_}") as answer:
+            assert answer.status == 200
+        assert ((await gets(run, data))[0], len(replica.requests)) == (401, 1)
+
+
+async def test_another_key_of_the_same_tenant_adopts_nothing(tmp_path: Path) -> None:
+    never = asyncio.Event()
+    async with (
+        FakeReplica([once(never, answers()), answers()]) as replica,
+        keyed(tmp_path, replica, **LONG) as run,
+        closing(run),
+    ):
+        (_, one), (_, other) = await made(run), await made(run)
+        body = body_of(CHAT, stream=False)
+        await asks_and_leaves(run, sent(CHAT, body, b"Authorization: Bearer " + one.encode()), lambda: replica.requests)
+        assert (await run.post(body, headers=bearer(other)))[0] == 200
+        assert len(replica.requests) == 2
+
+
+async def test_tokens_count_once_for_a_key(tmp_path: Path) -> None:
+    """The reservation of the generation is kept, and the client that comes again needs none of its own."""
+    go = asyncio.Event()
+    async with FakeReplica([once(go, answers())]) as replica, keyed(tmp_path, replica, **LONG) as run, closing(run):
+        _, key = await made(run, uncached_tokens_per_minute=400)
+        line = b"Authorization: Bearer " + key.encode()
+        data = sent(CHAT, body_of(CHAT, stream=False), line)
+        await asks_and_leaves(run, data, lambda: replica.requests)
+        again = asyncio.create_task(gets(run, data))
+        await left(run, 0)
+        go.set()
+        assert (await again)[0] == 200
+        await eventually(lambda: nothing_is_held(run))
+        run.gateway[Keys].limiter.check()
+
+
+async def test_a_shutdown_ends_every_grace() -> None:
+    never = asyncio.Event()
+    async with FakeReplica([once(never, answers())]) as replica, patient(replica) as run:
+        await asks_and_leaves(run, sent(CHAT, body_of(CHAT)), lambda: replica.requests)
+        run.gateway.running.drain()
+        await eventually(lambda: replica.gone == 1)
+        await eventually(lambda: nothing_is_held(run))
+
+
+# -- bounds
+
+
+def tokens_of(count: int, go: asyncio.Event, at: int) -> Behaviour:
+    """A stream of so many tokens, which stops before number `at` until the event is set."""
+
+    async def behave(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        for number in range(count):
+            if number == at:
+                await writer.drain()
+                await go.wait()
+            writer.write(chunk(event(f"token {number} ", "stop" if number == count - 1 else None)))
+        writer.write(chunk(DONE) + b"0\r\n\r\n")
+
+    return behave
+
+
+async def test_what_cannot_be_kept_ends_with_its_client() -> None:
+    never = asyncio.Event()
+    async with FakeReplica([tokens_of(200, never, 199)]) as replica, patient(replica) as run:
+        adoptions(run).answers.most = STEP
+        async with dial(run) as (reader, writer):
+            writer.write(sent(CHAT, body_of(CHAT)))
+            for number in range(199):
+                await reader.readuntil(b"token %d " % number)
+        await eventually(lambda: replica.gone == 1)
+        assert await abandoned(run) == {}
+        await eventually(lambda: nothing_is_held(run))
+
+
+async def test_beginnings_are_charged_to_the_memory_of_the_client() -> None:
+    never = asyncio.Event()
+    async with FakeReplica([tokens_of(400, never, 399)]) as replica, patient(replica) as run:
+        all_, memory = adoptions(run).answers, run.gateway.served.memory
+        async with dial(run) as (reader, writer):
+            writer.write(sent(CHAT, body_of(CHAT)))
+            for number in range(399):
+                await reader.readuntil(b"token %d " % number)
+            assert STEP < all_.held <= memory.held
+        await left(run)
+        (answer,) = next(iter(adoptions(run)._waiting.values()))
+        assert all_.held == 0
+        assert UNCHARGED < answer.log.size <= memory.held
+        answer.log.check()
+
+
+async def test_what_grows_too_large_without_a_client_is_cancelled() -> None:
+    go, never = asyncio.Event(), asyncio.Event()
+
+    async def engine(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunk(event("a")))
+        await writer.drain()
+        await go.wait()
+        for _ in range(4):
+            writer.write(chunk(event("x" * 1000)))
+        await writer.drain()
+        await never.wait()
+
+    async with FakeReplica([engine]) as replica, patient(replica) as run:
+        adoptions(run).logs = Logs(1000)
+        await asks_and_leaves(run, sent(CHAT, body_of(CHAT)), lambda: replica.requests, 200)
+        go.set()
+        await eventually(lambda: replica.gone == 1)
+        assert await abandoned(run) == {"too_large": 1}
+        await eventually(lambda: nothing_is_held(run))
+
+
+async def test_a_caller_has_a_bounded_number_of_answers_without_a_client() -> None:
+    never = asyncio.Event()
+    async with FakeReplica([once(never, answers())]) as replica, patient(replica) as run:
+        adoptions(run).places = RunPlaces(100, 2)
+        for number in range(2):
+            await asks_and_leaves(
+                run, sent(CHAT, body_of(CHAT, seed=number)), lambda n=number: len(replica.requests) == n + 1, 0, number + 1
+            )
+        async with dial(run) as (_, writer):
+            writer.write(sent(CHAT, body_of(CHAT, seed=3)))
+            await eventually(lambda: len(replica.requests) == 3)
+        await eventually(lambda: replica.gone == 1)
+        assert adoptions(run).answers.waiting == 2
+
+
+async def test_a_flood_of_clients_that_leave_holds_nothing() -> None:
+    never = asyncio.Event()
+    async with FakeReplica([once(never, answers())]) as replica, running(replica, **BRIEF) as run:
+        data = sent(CHAT, body_of(CHAT))
+
+        async def one() -> None:
+            async with dial(run) as (_, writer):
+                writer.write(data)
+                await writer.drain()
+
+        for _ in range(10):
+            await asyncio.gather(*(one() for _ in range(50)))
+        await eventually(lambda: run.gateway.router.ledger.open_leases == 0)
+        await eventually(lambda: nothing_is_held(run))
+        await eventually(lambda: replica.gone == len(replica.requests))
+
+
+class Source(PausableSource):
+    def __init__(self) -> None:
+        self.paused = False
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+
+async def test_a_follower_that_does_not_read_pauses_the_replica() -> None:
+    first, second = Source(), Source()
+    generation = DetachedAnswer(("o", "1"), Logs(), Budget(1 << 20).lease("c"), lambda: 0.0)
+    generation.feed_from(first)
+    generation.pause()
+    assert first.paused
+    generation.feed_from(second)
+    assert second.paused, "of another replica"
+    generation.resume()
+    assert not second.paused
+
+
+# -- cuts
+
+
+@pytest.mark.parametrize("cuts", [100])
+async def test_each_token_is_generated_once_wherever_clients_are_cut(cuts: int) -> None:
+    chance, count = random.Random(43), 30
+    holds = {number: asyncio.Event() for number in range(cuts)}
+    whole = b"".join([*(event(f"token {n} ", "stop" if n == count - 1 else None) for n in range(count)), DONE])
+
+    async def engine(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        await tokens_of(count, holds[request.json["seed"]], 25)(request, writer)
+
+    async with FakeReplica([engine]) as replica, patient(replica) as run:
+
+        async def one(number: int) -> None:
+            data = sent(CHAT, body_of(CHAT, seed=number), b"X-Request-Id: cut-%d" % number)
+            for _ in range(chance.randrange(1, 4)):
+                async with dial(run) as (reader, writer):
+                    writer.write(data)
+                    await reader.readexactly(chance.randrange(1, 3000))
+                await eventually(lambda: f"cut-{number}" in waiting_ids(run))
+            again = asyncio.create_task(gets(run, data))
+            await eventually(lambda: f"cut-{number}" not in waiting_ids(run))
+            holds[number].set()
+            assert (await again)[2] == whole
+
+        for at in range(0, cuts, 20):
+            await asyncio.gather(*(one(number) for number in range(at, at + 20)))
+        assert sorted(request.json["seed"] for request in replica.requests) == list(range(cuts))
+        found = await abandoned(run)
+        assert (set(found), found["adopted"] >= cuts) == ({"adopted"}, True)
+        await eventually(lambda: nothing_is_held(run))
+
+
+def waiting_ids(run: Running) -> set[str]:
+    """The ids of the requests whose answers have no client."""
+    return {answer.record.id for waiting in adoptions(run)._waiting.values() for answer in waiting}
