@@ -47,20 +47,26 @@ class AbandonedAnswer(DetachedAnswer):
     """
 
     def __init__(self, kept: KeptAnswer, exchange: Exchange, task: asyncio.Task[None] | None, logs: Logs, core: Core) -> None:
-        account = exchange.request.lease.account
         self.kept = kept
         self.record = exchange.record
         self.identity: Identity = identity_of(exchange, kept.digest)
-        self.place = caller_of(exchange), account.client
+        self.place = place_of(exchange)
         self.task = task
         self.given_up = False
         self.timer: asyncio.TimerHandle | None = None
-        super().__init__((self.place[0], f"{self.record.id} {id(self):x}"), logs, account.lease(), core.clock)
+        super().__init__(
+            (self.place[0], f"{self.record.id} {id(self):x}"), logs, exchange.request.lease.account.lease(), core.clock
+        )
 
     @property
     def adoptable(self) -> bool:
         """True if a client can get it from its beginning."""
         return not (self.given_up or self.failed or self.log.first)
+
+
+def place_of(exchange: Exchange) -> tuple[str, str]:
+    """(owner, address) of its place."""
+    return caller_of(exchange), exchange.request.lease.account.client
 
 
 def grace_s(adopt_s: float, spent_s: float) -> float:
@@ -92,8 +98,7 @@ class Adoptions(Abandonments):
         exchange = kept.exchange
         if exchange is None or self._core.running.draining:
             return False
-        place = caller_of(exchange), exchange.request.lease.account.client
-        if not self.places.admit(*place):
+        if not self.places.admit(*place_of(exchange)):
             return False
         answer = AbandonedAnswer(kept, exchange, task, self.logs, self._core)
         LEFT.set(exchange.record, answer)
