@@ -5,7 +5,7 @@ prefixes in flight (`learning/inflight.py`) would compute the common part again.
 of the earlier one, its lead. At an engine with slots it waits on until its lead has ended, but there at most as long as its own
 prefill would take in another slot.
 
-The lead is the nearest lease ahead in the replica's queue whose prompt has the end of the match, and that computes a part of
+The lead is the nearest lease ahead in the replica's queue whose prompt has the end of the match, and computes a part of
 the match. Waiting leases are in the queue like all others, so the price of the replica contains their work. A lease waits only
 for leases ahead of it: there are no cycles, and the first one of a replica never waits. Its own blocks are credited when it is
 sent: until then nobody computes them, and it may have to choose again. With slots the waiters form a chain, because one

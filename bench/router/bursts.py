@@ -39,7 +39,7 @@ class Row(NamedTuple):
     ttft_p99_s: float
 
 
-def arrivals(agents: int, seed: int, bursts: int = BURSTS) -> Iterator[tuple[float, SimulatedRequest]]:
+def arrivals(agents: int, seed: int, bursts: int) -> Iterator[tuple[float, SimulatedRequest]]:
     chance, now = random.Random(seed), 0.0
     for burst in range(bursts):
         now += chance.expovariate(1 / SIZES[agents])
@@ -58,8 +58,9 @@ def run(agents: int, policy: str, seed: int, *, apart: bool, waits: bool, bursts
         chance=random.Random(seed),
         policies=SIMULATED,
     )
-    requests = sorted(arrivals(agents, seed, bursts), key=lambda row: row[0])
-    simulation = Simulation(spec, OpenLoop(requests), RouterPlacement(router, spec))
+    simulation = Simulation(
+        spec, OpenLoop(sorted(arrivals(agents, seed, bursts), key=lambda row: row[0])), RouterPlacement(router, spec)
+    )
     served = list(simulation.run())
     result = summary(policy, spec, served, simulation.busy_s)
     computed = sum(one.request.tokens - one.cached_tokens for one in served)
