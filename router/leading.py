@@ -8,7 +8,7 @@ prefill would take in another slot.
 The lead is the nearest lease ahead in the replica's queue whose prompt has the end of the match, and that computes a part of
 the match. Waiting leases are in the queue like all others, so the price of the replica contains their work. A lease waits only
 for leases ahead of it: there are no cycles, and the first one of a replica never waits. Its own blocks are credited when it is
-sent: until then nobody computes them, and it may have to choose again. With slots those who wait form a chain, because one
+sent: until then nobody computes them, and it may have to choose again. With slots the waiters form a chain, because one
 request at a time finds the prefix: each waits for the end of the one before it. A warm prefix is not waited for: other slots
 may hold it, too.
 

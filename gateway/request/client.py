@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from xxhash import xxh3_64_intdigest
 
@@ -226,6 +226,10 @@ class ClientRequest:
     def caller(self) -> Caller:
         """The sender of the request."""
         raise NotImplementedError
+
+    def derived(self, read: Callable[[Headers], Any]) -> Any:
+        """The value that a pure function reads in the headers; remembered with them, if many requests have the same."""
+        return read(self.headers)
 
     def upstream_headers(self) -> bytes:
         """The header lines for a replica (`upstream/headers.py`)."""

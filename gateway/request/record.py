@@ -13,6 +13,7 @@ from gateway.accounting.meter import Bill
 from gateway.dialects.table import OTHER_ENDPOINT, UNLOGGED, endpoint_of
 from gateway.dialects.usage import Usage
 from gateway.errors import CLIENT_LEFT
+from gateway.request.client import USER_AGENT, Headers
 from router import Booking
 
 UNKNOWN: Final = "unknown"
@@ -60,6 +61,11 @@ def bounded(text: str) -> str:
     """A text that a client chose, for logs: at most MAX_CHARS characters, "?" for each that is not printable ASCII."""
     text = text[:MAX_CHARS]
     return text if text.isascii() and text.isprintable() else _UNSAFE.sub("?", text)
+
+
+def user_agent_of(headers: Headers) -> str:
+    """The name of a client's program, bounded."""
+    return bounded(headers.get(USER_AGENT) or "")
 
 
 class Sender:

@@ -20,7 +20,7 @@ from typing import Final
 
 from gateway.admission.pool_queue import QUEUE_TIMEOUT
 from gateway.errors import DEADLINE, GatewayError
-from gateway.features.deadlines.headers import LONGEST_S, QUEUE_HEADER, TIMEOUT_HEADER, queue_time_of, timeout_of
+from gateway.features.deadlines.headers import LONGEST_S, QUEUE_HEADER, TIMEOUT_HEADER, has_times, queue_time_of, timeout_of
 from gateway.features.deadlines.metrics import DeadlineMetrics
 from gateway.request.client import InternalRequest
 from gateway.request.exchange import Exchange
@@ -75,9 +75,7 @@ class Deadlines:
     def concerns(self, exchange: Exchange) -> bool:
         """True if the client has sent one of the headers, with a request that is no session."""
         request = exchange.request
-        if request.headers.get(TIMEOUT_HEADER) is None and request.headers.get(QUEUE_HEADER) is None:
-            return False
-        return not (request.upgrades or isinstance(request, InternalRequest))
+        return bool(request.derived(has_times)) and not (request.upgrades or isinstance(request, InternalRequest))
 
     async def prepare(self, exchange: Exchange) -> None:
         """Begin to count. Raises GatewayError 400 for an invalid time."""

@@ -1,7 +1,7 @@
 """Clients that speak with another gateway themselves, through this one: the header passes, and is not served here.
 
-A gateway keeps its own logs, so a request that goes on from a head is for the one that has told the head; the live page shows
-the length of the log, as this gateway has seen only its new turns.
+Each gateway keeps its own logs: a request with a base goes to the gateway whose answer had that head. The live page shows the
+length of the whole log.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PassedHeads:
         return request.path in FORMS_BY_PATH and request.opened_by is None and request.headers.get(HEADER) is not None
 
     async def prepare(self, exchange: Exchange) -> None:
-        """Has the gateway chosen that has told the base."""
+        """Has the gateway with the base chosen."""
         if (base := _base_of(exchange)) and not exchange.api.refers:
             exchange.api.refers = base
 
