@@ -12,10 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from gateway.request.exchange import Exchange
+from gateway.request.exchange import Exchange
 
 LAST_WRITES_S: Final = 1.0  # for writing errors to clients
 # A request that was sent already arrives within these rounds of the loop. Not a time, because a suspended process reads

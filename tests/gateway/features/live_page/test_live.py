@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -30,6 +29,7 @@ from gateway.server.endpoints import ADMIN, side_runner
 from tests.gateway.conftest import BODY, Running, eventually, listening, running
 from tests.gateway.features.workers.conftest import star
 from tests.support.fakes import FakeReplica, answers, models, status, streams
+from tests.support.in_memory import BytesRequest
 
 ENDPOINTS = ["/warmroute/live", "/warmroute/live/events", "/warmroute/live/requests/a:1", "/warmroute/trie"]
 CHAT = "/v1/chat/completions"
@@ -166,8 +166,7 @@ async def test_a_request_that_its_client_has_left_runs_unattended() -> None:
 
 def test_of_a_flood_of_waiting_requests_the_oldest_have_rows() -> None:
     def made(number: int, *, queued: bool) -> Exchange:
-        request: Any = SimpleNamespace(method="POST", path=CHAT)
-        exchange = Exchange(request, DIALECTS[CHAT], SettledRequest(f"r-{number}", CHAT, float(number)))
+        exchange = Exchange(BytesRequest(b"{}", CHAT), DIALECTS[CHAT], SettledRequest(f"r-{number}", CHAT, float(number)))
         exchange.place = Place() if queued else None
         return exchange
 
