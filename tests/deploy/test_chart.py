@@ -403,7 +403,7 @@ def test_the_pods_are_rolled_by_what_they_cannot_reload_and_nothing_else(helm: H
     for name, parts in marked(WholeConfig, FIXED):
         fixed += [name] if parts is True else [f"{name}.{part}" for part in parts]
     for key in fixed:
-        if key not in ("listen", "metrics_listen", "admin_key", "read_key"):  # the chart's own, and the Secrets'
+        if key not in ("listen", "metrics_listen", "admin_key", "read_key"):  # the chart's own, and Secrets
             value = OTHER_VALUES[key]
             assert template(helm, changed(ONE_REPLICA, f"config.{key}", value)) != first, key
     for path, value in (

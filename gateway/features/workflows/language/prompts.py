@@ -5,14 +5,22 @@ A step that continues another one sends the same messages, the answer, and its o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from gateway.features.workflows.language.document import ModelCall
 from gateway.features.workflows.language.functions import is_number
 from gateway.features.workflows.language.inputs import is_messages
 from gateway.features.workflows.language.operations import Scope, WorkBudget
 from gateway.features.workflows.language.results import CHAT, StepResult
-from gateway.features.workflows.language.values import MAX_MESSAGES_BYTES, EvaluationError, bytes_of, type_name
+from gateway.features.workflows.language.values import (
+    MAX_MESSAGES_BYTES,
+    EvaluationError,
+    ValueTooLargeError,
+    bytes_of,
+    type_name,
+)
+
+MAX_MESSAGES: Final = 8192  # of a prompt: the gate and the receipt look at each of them, for some two microseconds
 
 
 def messages_of(call: ModelCall, scope: Scope, budget: WorkBudget | None = None) -> list[Any]:
@@ -25,6 +33,8 @@ def messages_of(call: ModelCall, scope: Scope, budget: WorkBudget | None = None)
         found += _messages(call.opening.fill(scope, budget, MAX_MESSAGES_BYTES), call.opening.path)
     for item in call.append.fill(scope, budget) if call.append else ():
         found += _messages(item if isinstance(item, list) else [item], call.append.path if call.append else "")
+    if len(found) > MAX_MESSAGES:
+        raise ValueTooLargeError(f"a prompt has {len(found):,} messages, more than {MAX_MESSAGES:,}")
     budget.charge(found)
     bytes_of(found, MAX_MESSAGES_BYTES)
     return found

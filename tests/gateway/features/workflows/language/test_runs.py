@@ -29,7 +29,7 @@ from gateway.features.workflows.language.scheduling import (
     copy_name,
     readiness,
 )
-from gateway.features.workflows.language.values import EvaluationError
+from gateway.features.workflows.language.values import EvaluationError, ValueTooLargeError
 from gateway.features.workflows.language.workflow import Workflow
 from tests.support.workflows import TinyRun, workflow_of
 
@@ -299,6 +299,27 @@ def test_bounds_are_sums_over_all_steps_that_are_possible() -> None:
 )
 def test_calls_at_once(steps: dict[str, Any], widest: int) -> None:
     assert plan(steps).widest == widest
+
+
+@pytest.mark.parametrize(
+    ("messages", "why"),
+    [
+        ([USER] * 8192, ""),
+        ([USER] * 8193, "8,193 messages, more than 8,192"),
+        ([{"role": "user", "content": "x" * ((4 << 20) - 50)}], ""),
+        ([{"role": "user", "content": "x" * (4 << 20)}], "more than 4,194,304"),
+    ],
+)
+def test_the_messages_of_a_step_have_bounds_of_their_own(messages: list[Any], why: str) -> None:
+    """A step that continues another one has its messages, too."""
+    workflow = workflow_of({"a": CHAT, "b": {"chat": {"from": "a"}}})
+    for name in "ab":
+        scope = {"inputs": {"messages": messages}, "a": StepResult(DONE, messages=messages)}
+        if why:
+            with pytest.raises(ValueTooLargeError, match=why):
+                messages_of(call_of(workflow, name), scope)
+        else:
+            assert messages_of(call_of(workflow, name), scope) == messages
 
 
 @pytest.mark.parametrize(
