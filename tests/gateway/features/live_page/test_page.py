@@ -28,6 +28,8 @@ from tests.support.tiers import gate
 pytestmark = [pytest.mark.tools, pytest.mark.asyncio(loop_scope="module")]
 expect.set_options(timeout=40_000)
 
+BARS_IN_THEIR_CELLS = """() => [...document.querySelectorAll("td.timeline")].every(
+    (cell) => cell.firstElementChild.getBoundingClientRect().right <= cell.getBoundingClientRect().right + 1)"""
 TABS = ["Overview", "Replicas", "Requests", "Runs", "Prefix index", "Keys", "Doctor"]
 
 
@@ -180,6 +182,7 @@ async def test_a_run_with_the_longest_names_and_hostile_replicas_fits(browser: B
             assert "owned" not in await page.title()
             assert await tab.violations() == []
             assert await tab.overflow() <= 0
+            assert await page.evaluate(BARS_IN_THEIR_CELLS)
 
 
 @pytest.mark.parametrize("size", [None, PHONE], ids=["desk", "phone"])
