@@ -306,11 +306,12 @@ class Exchange:
         request, record = self.request, self.record
         headers = b"%bX-Request-Id: %b\r\n" % (request.upstream_headers(), (record.sent_id or record.id).encode("ascii"))
         via = request.headers.get(VIA_HEADER)
-        call = ReplicaCall(request.method, request.target, headers, body, repeatable=self._is_repeatable(), via=via)
+        call = ReplicaCall(request.method, request.target, headers, body, repeatable=self.repeatable, via=via)
         call.upgrades, call.request = request.upgrades, self
         return call
 
-    def _is_repeatable(self) -> bool:
+    @property
+    def repeatable(self) -> bool:
         """True if the request may be repeated after it may have reached a replica."""
         api = self.api
         if self.request.method == "POST":
@@ -425,8 +426,8 @@ class Exchange:
         """True if a stream without a token so far may be begun again at another replica. Features that store the answer need
         one beginning.
         """
-        repeatable = self.tap is None or self.tap.repeatable()
-        return self.delivered.awaits_token and repeatable and self._is_repeatable()
+        begins = self.tap is None or self.tap.repeatable()
+        return self.delivered.awaits_token and begins and self.repeatable
 
     def note_token(self, answer: ReplicaAnswer) -> None:
         """The first token of a stream has passed: the replica has computed the prompt. A batch has several prompts, and this

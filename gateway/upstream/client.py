@@ -339,8 +339,10 @@ class UpstreamClient:
         upstream = self._upstreams.get(base_url)
         return asyncio.get_running_loop().time() - upstream.pool.answered_at if upstream else math.inf
 
-    def running(self, base_url: str) -> Mapping[Connection, ReplicaCall]:
-        """The calls for requests that run at a replica, probes excluded, by their connections. Not to be changed. O(1)."""
+    def running(self, base_url: str) -> Mapping[Connection, object]:
+        """The requests that run at a replica (`ReplicaCall.request`), probes excluded, by their connections. Not to be changed.
+        O(1).
+        """
         upstream = self._upstreams.get(base_url)
         return upstream.pool.running if upstream is not None else {}
 
@@ -478,7 +480,7 @@ async def _answer(
     upstream: Upstream, connection: Connection, head: bytes, call: ReplicaCall, limits: UpstreamTimeouts
 ) -> ReplicaAnswer:
     if not call.probe:
-        upstream.pool.carries_request(connection, call)
+        upstream.pool.carries_request(connection, call.request)
     try:
         connection.send(head, call.body, to_head=call.method == "HEAD", limits=limits, upgrades=call.upgrades)
         await connection.wait()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from gateway.upstream.connection import Connection
 
@@ -27,15 +27,15 @@ class Connector(Protocol):
 class ConnectionPool:
     """Connections to one address: `idle` takes one, `connect` makes one, `give_back` keeps a reusable one.
 
-    on_idle_closed: called with its idle seconds when the replica closes an idle connection. running: the call of a request that
-    each of its connections carries (`client.ReplicaCall`).
+    on_idle_closed: called with its idle seconds when the replica closes an idle connection. running: the request that each
+    of its connections carries (`ReplicaCall.request`); a call would hold the body.
     """
 
     def __init__(self, connector: Connector, on_idle_closed: Callable[[float], None] | None = None) -> None:
         self._connector = connector
         self._on_idle_closed = on_idle_closed
         self._idle: list[Connection] = []  # most recently used last
-        self.running: dict[Connection, Any] = {}  # the calls of requests
+        self.running: dict[Connection, object] = {}
         self._answered_at = -math.inf
         self._generation = 0
         self._sweeper: asyncio.TimerHandle | None = None
@@ -53,9 +53,9 @@ class ConnectionPool:
             _drop(connection)
         return None
 
-    def carries_request(self, connection: Connection, call: object) -> None:
+    def carries_request(self, connection: Connection, request: object) -> None:
         """Count the answer's bytes as signs of life until the connection is given back. O(1)."""
-        self.running[connection] = call
+        self.running[connection] = request
 
     def carries(self, connection: Connection) -> bool:
         """True if it carries a request (not a probe)."""

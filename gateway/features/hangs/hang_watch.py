@@ -36,7 +36,6 @@ from gateway.features.hangs.moving import MovingRequests
 from gateway.features.hangs.progress import FLOOR_S, LOOKED_AT, ReplicaProgress, explained_s
 from gateway.fleet.state import ReplicaState
 from gateway.request.exchange import Exchange
-from gateway.upstream.client import ReplicaCall
 from gateway.upstream.connection import Connection
 from router.load import Lease, ReplicaLoad
 
@@ -80,14 +79,13 @@ class SeenRequests:
 
     __slots__ = ("any", "model", "tokens", "unseen", "waiting")
 
-    def __init__(self, calls: Iterable[tuple[Connection, ReplicaCall]]) -> None:
+    def __init__(self, calls: Iterable[tuple[Connection, object]]) -> None:
         self.waiting = list[Lease]()
         self.tokens = dict[object, int]()
         self.any = self.unseen = False
         self.model = ""
-        for connection, call in islice(calls, LOOKED_AT):
-            exchange = call.request
-            if not isinstance(exchange, Exchange) or not exchange.api.metered or call.upgrades:
+        for connection, exchange in islice(calls, LOOKED_AT):
+            if not isinstance(exchange, Exchange) or not exchange.api.metered or exchange.request.upgrades:
                 continue
             self.model = self.model or exchange.api.model
             if connection.held_back:

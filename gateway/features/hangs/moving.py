@@ -23,16 +23,20 @@ class MovingRequests:
 
     def move(self, state: ReplicaState, now: float) -> None:
         """Move the requests without a first token for which another replica is left. O(its requests)."""
-        for connection, call in list(self._upstream.running(state.url).items()):
-            exchange = call.request
-            if connection.awaits_token and call.repeatable and isinstance(exchange, Exchange) and self._moves(exchange, now):
+        for connection, exchange in list(self._upstream.running(state.url).items()):
+            if connection.awaits_token and isinstance(exchange, Exchange) and self._moves(exchange, now):
                 self._metrics.moved.add((state.name,))
                 connection.give_up(ReplicaFailure(HUNG, "it answers probes, and generates nothing", blameless=True))
 
     def _moves(self, exchange: Exchange, now: float) -> bool:
         """True if the request may be sent to another replica, and not all others hang."""
         attempts, target = exchange.attempts, exchange.target
-        if attempts.sent + attempts.resumptions + 1 >= MAX_REACHED or exchange.api.refers or exchange.request.upgrades:
+        if (
+            attempts.sent + attempts.resumptions + 1 >= MAX_REACHED
+            or not exchange.repeatable
+            or exchange.api.refers
+            or exchange.request.upgrades
+        ):
             return False
         if exchange.delivered.reader is not None and not exchange.may_begin_again:
             return False
