@@ -128,6 +128,7 @@ def _served_of(gateway: Gateway) -> ServedParts:
         sockets=partial(gateway.sockets, gateway) if gateway.sockets is not None else None,
         status=Status(fleet=fleet, running=running, control=control, access=access),
         actions=Actions(gateway.wall_clock, gateway.keepers),
+        tls=gateway.tls,
         running=running,
         memory=gateway.memory,
         connections=gateway.connections,
@@ -189,10 +190,10 @@ async def serve(
         with ExitStack() as stack:
             async with serving(sides, partial(side_runner, gateway.served)):
                 listeners = listeners or open_listeners(*gateway.config.address)
-                acceptors = [stack.enter_context(closing(Acceptor(each, server))) for each in listeners]
+                acceptors = [stack.enter_context(closing(Acceptor(each, server, server.tls))) for each in listeners]
                 for accept in accepting:
                     stack.enter_context(closing(accept(server)))
-                started(url_of(listeners[0].getsockname()))
+                started(url_of(listeners[0].getsockname(), secure=server.tls is not None))
                 await stop.wait()
                 gateway.served.running.drain()
                 for acceptor in acceptors:

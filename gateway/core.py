@@ -31,6 +31,7 @@ from gateway.accounting.meter import Meter
 from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget
 from gateway.cluster.commands import ControlPlane, LocalControl, SingleProcess
+from gateway.cluster.listener_tls import ListenerTls
 from gateway.cluster.membership import SourcesOf
 from gateway.cluster.process import budget_bytes, connection_limit
 from gateway.cluster.topics import Topics
@@ -163,6 +164,10 @@ class Core:
         self.own_models: list[OwnModels] = []
         self.endpoints: list[Endpoints] = []
         self.pages: list[Pages] = []
+        self.tls = ListenerTls(config.tls) if config.tls.on else None
+        if self.tls is not None:
+            self.work.tasks.append(self.tls.run)
+            self.work.reloads.append(self.tls.read_again)
         self.keepers: list[Keeper] = []
         self.sockets: Callable[[Core], Sockets] | None = None
         self.members: SourcesOf = around.members or _no_sources

@@ -6,12 +6,23 @@ import asyncio
 import socket
 from collections.abc import Callable
 
+from gateway.cluster.handshakes import Handshakes
+from gateway.cluster.listener_tls import ListenerTls
+
 
 class AcceptedConnections:
     """Gives accepted connections their transport and protocol."""
 
-    def __init__(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
-        """Must be called within the event loop."""
+    def __init__(
+        self,
+        make_protocol: Callable[[], asyncio.Protocol],
+        tls: ListenerTls | None = None,
+        handshakes: Handshakes | None = None,
+    ) -> None:
+        """tls: None: without TLS. handshakes: default: with `tls`. Must be called within the event loop."""
+        if handshakes is None and tls is not None:
+            handshakes = Handshakes(make_protocol, tls)
+        self._handshakes = handshakes
         self._make_protocol = make_protocol
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -25,8 +36,11 @@ class AcceptedConnections:
 
     async def _hand_over(self, client: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._make_protocol, client)
-        except OSError:  # the client has disconnected
+            if self._handshakes is not None:
+                await self._handshakes.open(client)
+            else:
+                await self._loop.connect_accepted_socket(self._make_protocol, client)
+        except (OSError, TimeoutError):  # the client has disconnected, or its handshake has failed
             client.close()
         except BaseException:  # the gateway ends
             client.close()

@@ -85,6 +85,8 @@ def _bound(family: int, address: Address, *, shared: bool) -> socket.socket:
     return sock
 
 
-def url_of(address: Address) -> str:
+def url_of(address: Address, *, secure: bool = False) -> str:
+    """secure: with TLS."""
     host, port = address[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if secure else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -30,16 +30,17 @@ class ListenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SideSockets:
-    """admin, metrics: listening sockets, none if that listener is off."""
+    """admin, metrics: listening sockets, none if that listener is off. admin_tls: connections of operators have TLS."""
 
     admin: Sequence[socket.socket] = ()
     metrics: Sequence[socket.socket] = ()
+    admin_tls: bool = False
 
     @property
     def urls(self) -> dict[str, str]:
         """For the log: admin_url and metrics_url of the open listeners."""
-        pairs = (("admin_url", self.admin), ("metrics_url", self.metrics))
-        return {name: _url_of(sockets[0]) for name, sockets in pairs if sockets}
+        found = (("admin_url", self.admin, self.admin_tls), ("metrics_url", self.metrics, False))
+        return {name: _url_of(sockets[0], secure=secure) for name, sockets, secure in found if sockets}
 
     def __iter__(self) -> Iterator[tuple[str, socket.socket]]:
         """("admin" or "metrics", socket) of each listener."""
@@ -56,7 +57,7 @@ def side_sockets(config: Config) -> Iterator[SideSockets]:
     configured, only a warning is logged.
     """
     with contextlib.ExitStack() as stack:
-        yield SideSockets(_admin(config, stack), _open("metrics_listen", config.metrics, stack))
+        yield SideSockets(_admin(config, stack), _open("metrics_listen", config.metrics, stack), config.admin_tls)
 
 
 def _admin(config: Config, stack: contextlib.ExitStack) -> Sequence[socket.socket]:
@@ -121,6 +122,6 @@ def _remove(path: str, inode: int) -> None:
             os.unlink(path)
 
 
-def _url_of(sock: socket.socket) -> str:
+def _url_of(sock: socket.socket, *, secure: bool) -> str:
     name = sock.getsockname()
-    return f"{UNIX}{name}" if isinstance(name, str) else url_of(name)
+    return f"{UNIX}{name}" if isinstance(name, str) else url_of(name, secure=secure)

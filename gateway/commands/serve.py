@@ -60,6 +60,10 @@ def run(options: argparse.Namespace) -> int:
     loaded = _config_of(options)
     config = loaded.config
     require_libraries(config)
+    if config.tls.on:
+        from gateway.cluster.listener_tls import context_of
+
+        context_of(config.tls)
     requests = logs.configure(config.log_level, log_format=config.log_format)
     _with_warnings(loaded)
     return serve_to_its_end(config, requests, source)

@@ -34,11 +34,13 @@ ALIASES = "model_aliases"
 
 
 def _wrong_keys(values: Mapping[Key, Any]) -> Iterator[Problem]:
-    """Problems of the keys of operators."""
+    """Problems of the keys of operators, and of the listeners' certificate."""
     admin_key, read_key = values.get(("admin_key",)), values.get(("read_key",))
     if read_key and not admin_key:
         yield Problem(("read_key",), "WARMROUTE_READ_KEY needs WARMROUTE_ADMIN_KEY, for those who may change anything")
-    elif read_key and read_key == admin_key:
+    if values.get(("tls", "key_file")) and not values.get(("tls", "cert_file")):
+        yield Problem(("tls", "key_file"), "a key without a certificate: set tls.cert_file")
+    if admin_key and read_key == admin_key:
         yield Problem(("read_key",), "WARMROUTE_READ_KEY is that of WARMROUTE_ADMIN_KEY: the holder could change everything")
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 from msgspec.structs import force_setattr, replace
 
-from gateway.config.addresses import host_and_port, is_link_local, parse_base_url, shown
+from gateway.config.addresses import host_and_port, is_link_local, is_loopback, parse_base_url, shown
 from gateway.config.aliases import MAX_ALIASES
 from gateway.config.hints import ALONE, EXPECTED, FALSE, FIXED, MAX_NUMBER, READ, SECRET, UNSHOWN
 from gateway.config.kinds import (
@@ -281,6 +281,19 @@ class HealthConfig(ConfigSection, frozen=True):
     ] = 2
 
 
+class ListenerTlsConfig(ConfigSection, frozen=True):
+    """TLS for clients, and for operators at an `admin_listen` beyond loopback addresses and Unix sockets. Files are PEM, at
+    absolute paths, and read again on a change.
+    """
+
+    cert_file: Annotated[FilePath, about("The certificate, and those between it and the authority's; empty: no TLS.")] = ""
+    key_file: Annotated[FilePath, about("Its private key, without a password; empty: it is in cert_file.")] = ""
+
+    @property
+    def on(self) -> bool:
+        return bool(self.cert_file)
+
+
 class TimeoutConfig(ConfigSection, frozen=True):
     """Time limits of a request at replicas. Every byte of an answer is a sign of life: silence counts from the last one."""
 
@@ -363,6 +376,7 @@ class Config(ConfigSection, frozen=True):
         ),
         about("Listener for Prometheus: host:port, or off."),
     ] = OFF
+    tls: Annotated[ListenerTlsConfig, Meta(extra={FIXED: True})] = ListenerTlsConfig()
     cors_origins: Annotated[
         tuple[Origin, ...],
         Meta(max_length=MAX_ORIGINS),
@@ -433,6 +447,12 @@ class Config(ConfigSection, frozen=True):
         endpoint = ListenAddress("127.0.0.1", port + ADMIN_PORT_OFFSET if 0 < port <= 65535 - ADMIN_PORT_OFFSET else 0)
         taken = any(endpoint.is_at(replica.url) for pool in self.pools for replica in pool.replicas)
         return ListenAddress(endpoint.host, 0) if taken else endpoint
+
+    @property
+    def admin_tls(self) -> bool:
+        """True if operators' connections have TLS: not on this machine."""
+        admin = self.admin if self.tls.on else None
+        return admin is not None and not admin.path and not is_loopback(admin.host)
 
     @property
     def metrics(self) -> ListenAddress | None:

@@ -1,7 +1,7 @@
 """Actions of operators: requests that change the gateway. Each is one line of the log; features may keep it.
 
-An authorized request to change something is an action, also if it is refused or fails (`Operator.allow` marks it). Its body is
-kept only if it was executed: a refused one may have a secret in the wrong place.
+An authorized request to change something is an action, refused or not (`Operator.allow` marks it). Its body is kept only
+if it was executed: a refused one may have a secret in the wrong place.
 """
 
 from __future__ import annotations

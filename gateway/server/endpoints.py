@@ -10,6 +10,7 @@ from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.cors import ALLOW_ORIGIN
 from gateway.admission.memory import Budget
 from gateway.cluster.commands import ControlPlane, LocalControl
+from gateway.cluster.listener_tls import ListenerTls
 from gateway.cluster.process import connection_limit
 from gateway.config.live import Live
 from gateway.dialects.table import ENGINES_OWN
@@ -53,8 +54,9 @@ class Sockets(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedParts:
-    """The parts behind the endpoints. endpoints: for operators, from features. pages: of the admin listener only. sockets:
-    makes the server of WebSockets, None without one. memory, connections: limits on clients.
+    """The parts behind the endpoints. endpoints: for operators, from features. pages: of the admin listener only.
+    sockets: makes the server of WebSockets, None without one. tls: of the listeners, None: without. memory, connections: limits
+    on clients.
     """
 
     live: Live
@@ -66,6 +68,7 @@ class ServedParts:
     sockets: Callable[[], Sockets] | None
     status: Status
     actions: Actions
+    tls: ListenerTls | None
     running: RunningRequests
     memory: Budget
     connections: ConnectionLimit
@@ -87,7 +90,7 @@ def clients_runner(served: ServedParts) -> ClientServer:
         return too_many_connections(connection_limit(served.live.config))
 
     routed = _routes(served, routes, _API, operators)
-    return _server(served, routed.serve, served.lifecycle.serve, served.connections, refusal)
+    return _server(served, routed.serve, served.lifecycle.serve, served.connections, refusal, tls=served.tls)
 
 
 def side_runner(served: ServedParts, name: str) -> ClientServer:
@@ -100,7 +103,9 @@ def side_runner(served: ServedParts, name: str) -> ClientServer:
         return GatewayError(503, "too_many_connections", f"There are {SIDE_CONNECTIONS} open connections here.")
 
     routed = _routes(served, routes, _SIDE_PAGES[name], operators)
-    return _server(served, routed.serve, None, ConnectionLimit(SIDE_CONNECTIONS), refusal, for_operators=name == ADMIN)
+    admin, limit = name == ADMIN, ConnectionLimit(SIDE_CONNECTIONS)
+    tls = served.tls if admin and served.live.config.admin_tls else None
+    return _server(served, routed.serve, None, limit, refusal, for_operators=admin, tls=tls)
 
 
 def _server(
@@ -111,9 +116,10 @@ def _server(
     refusal: Callable[[], GatewayError],
     *,
     for_operators: bool = False,
+    tls: ListenerTls | None = None,
 ) -> ClientServer:
-    """A server of one port. handler, fast_handler, connections, refusal, for_operators: see ClientServer."""
-    return ClientServer(
+    """A server of one port. handler, fast_handler, connections, refusal, for_operators, tls: see ClientServer."""
+    server = ClientServer(
         handler,
         fast_handler,
         live=served.live,
@@ -122,6 +128,8 @@ def _server(
         refusal=refusal,
         for_operators=for_operators,
     )
+    server.tls = tls
+    return server
 
 
 def _operator_routes(served: ServedParts) -> list[Route]:

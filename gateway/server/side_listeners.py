@@ -20,5 +20,5 @@ async def serving(sockets: SideSockets, runners: Callable[[str], ClientServer]) 
             if name not in started:
                 started[name] = server = runners(name)
                 stack.push_async_callback(server.shutdown, SHUTDOWN_S)
-            stack.enter_context(contextlib.closing(Acceptor(sock, started[name])))
+            stack.enter_context(contextlib.closing(Acceptor(sock, started[name], started[name].tls)))
         yield

@@ -17,6 +17,7 @@ import pytest
 
 from bench.fleet.stage import ready
 from bench.measure.ports import free_port
+from gateway.features.prompt_log.naming.chain import EMPTY, head_name
 from tests.clients.agent_engine import AgentEngine, Script
 from tests.clients.programs import AGENTS, claude_code
 from tests.clients.test_agents import ALL_AGENTS, CONFIG, FULL
@@ -45,6 +46,9 @@ class Program:
         command = [sys.executable, "-m", "gateway", *self.arguments]
         self.process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
         await ready([self.url], "/health")
+        if self.arguments[0] == "serve":  # a slow machine takes longer to open the store than an answer waits for it
+            async with aiohttp.ClientSession() as session, session.get(f"{self.url}/v1/logs/{head_name(EMPTY)}") as answer:
+                await answer.read()
 
     async def kill(self) -> None:
         if self.process is not None:

@@ -279,6 +279,15 @@ def test_the_pod_is_restricted(helm: Helm) -> None:
     assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
 
 
+def test_probes_use_https_with_tls(helm: Helm) -> None:
+    files = {"cert_file": "/etc/warmroute-tls/tls.crt", "key_file": "/etc/warmroute-tls/tls.key"}
+    objects = helm.objects({"config": {**ONE_REPLICA["config"], "tls": files}})
+    main = container(objects)
+    probes = [main[name]["httpGet"]["scheme"] for name in ("startupProbe", "livenessProbe", "readinessProbe")]
+    assert probes == ["HTTPS"] * 3
+    assert yaml.safe_load(objects["ConfigMap"]["data"]["config.yaml"])["tls"] == files
+
+
 def test_probes_and_strategy(helm: Helm) -> None:
     objects = helm.objects(ONE_REPLICA)
     main = container(objects)
@@ -394,7 +403,7 @@ def test_the_pods_are_rolled_by_what_they_cannot_reload_and_nothing_else(helm: H
     for name, parts in marked(WholeConfig, FIXED):
         fixed += [name] if parts is True else [f"{name}.{part}" for part in parts]
     for key in fixed:
-        if key not in ("listen", "metrics_listen", "admin_key", "read_key"):  # the chart's own, and the Secrets'
+        if key not in ("listen", "metrics_listen", "admin_key", "read_key"):  # the chart's own, and Secrets
             value = OTHER_VALUES[key]
             assert template(helm, changed(ONE_REPLICA, f"config.{key}", value)) != first, key
     for path, value in (
@@ -414,6 +423,7 @@ def test_the_first_source_of_kubernetes_rolls_the_pods_for_they_need_a_token(hel
 
 OTHER_VALUES: Mapping[str, Any] = {
     "admin_listen": "off",
+    "tls": {"cert_file": "/etc/warmroute-tls/tls.pem"},
     "workers": 2,
     "state": {"url": "off"},
     "ledger": {"url": "sqlite"},

@@ -29,7 +29,7 @@ from scripts.chart_schema import chart_schema
 from tests.support.configs import load
 
 # What a user cannot set in the chart: where to listen is the chart's, the admin key comes from a Secret.
-NOT_IN_THE_CHART = {"listen", "metrics_listen", "admin_key"}
+NOT_IN_THE_CHART = {"listen", "metrics_listen", "admin_key", "read_key"}
 SMALLEST = {"pools": [{"replicas": ["http://a:1"]}], "limits": {"drain_accept_s": 2, "drain_timeout_s": 30}}
 
 

@@ -169,7 +169,9 @@ class BasePhase:
         """
         wishes, owner_id, lease = request.wishes, owner(exchange.request, exchange.caller), exchange.request.lease
         base = await base_of(store, owner_id, turn, self._max_bytes) if turn.id else Base([], b"")
-        if issuers := base.issuers | await issuers_of(store, owner_id, own):
+        sealed_by = await issuers_of(store, owner_id, own)
+        request.sealed_by = next(iter(sealed_by)) if len(sealed_by) == 1 else ""
+        if issuers := base.issuers | sealed_by:
             exchange.binding = self._binding(issuers, strict=not wishes.unbound)
         if differs and wishes.expect is not None:
             length = log_length(base.digests, own.digests)
@@ -196,7 +198,7 @@ class BasePhase:
         in_history = form == RESPONSES and bool(pieces)  # the history of stored responses puts them into the body
         own_bytes = own.sent(api.body) if in_history else None
         kept = KeptTurn(turn, [own.leading, *pieces] if in_history else (), own, own_bytes, wishes, self._metrics)
-        kept.request_id = exchange.record.id
+        kept.request_id, kept.sealed_by = exchange.record.id, request.sealed_by
         if isinstance(exchange.request, OnceRequest):
             exchange.request.run.join(kept)
         if form != RESPONSES:

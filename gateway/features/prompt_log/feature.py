@@ -13,6 +13,7 @@ from gateway.features.prompt_log.base_phase import BasePhase
 from gateway.features.prompt_log.delta import outlines
 from gateway.features.prompt_log.delta.delta_form import DeltaForm
 from gateway.features.prompt_log.delta.outlines import Outlines
+from gateway.features.prompt_log.delta.passed_heads import PassedHeads
 from gateway.features.prompt_log.log_api import LogApi
 from gateway.features.prompt_log.log_jobs import OPERATIONS
 from gateway.features.prompt_log.log_models import LogModels
@@ -38,12 +39,13 @@ def install(core: Core) -> None:
 
 def _install_delta(core: Core) -> None:
     core.parsing.process.operations[outlines.OPERATION] = "gateway.features.prompt_log.delta.job:outlined"
+    passed = None if PROMPT_LOG.of(core.config) else PassedHeads(core.objects)
     form = DeltaForm(
         Outlines(core.parsing, secrets.randbits(62)),
         core.metrics.of(PromptLogMetrics),
         core.wall_clock,
         core.clock,
-        passes=not PROMPT_LOG.of(core.config),
+        passed,
     )
     core.put(form)
 
@@ -51,6 +53,8 @@ def _install_delta(core: Core) -> None:
         """Has attempts ask for the form, once a pool has the option."""
         if form.of not in core.extensions.forms and any(pool.delta for pool in core.live.config.pools):
             core.extensions.forms.append(form.of)
+            if passed is not None:
+                core.extensions.preparers.append(Preparer(passed.concerns, passed.prepare))
 
     async def reloaded() -> None:
         use()

@@ -36,9 +36,9 @@ log = logging.getLogger("warmroute.state")
 
 class KeptTurn(LogTurn):
     """A turn with its names. base: an empty id: none. own: what the request adds. own_bytes: as in `LogTurn.own`. issuer: the
-    name of the pool that answers, which reads the sealed parts. answered: the answer of a stream of Responses, as its events
-    have it. facts: about the answer, to be stored beside it. generation: of a token, "": none. result: of a whole answer, as
-    in `ended`. metrics: count the result.
+    name of the pool that answers. sealed_by: of the pool that has made the own sealed parts, "": the same. answered: the answer
+    of a stream of Responses, as its events have it. facts: about the answer, to be stored beside it. generation: of a token,
+    "": none. result: of a whole answer, as in `ended`. metrics: count the result.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class KeptTurn(LogTurn):
         self.own_turn = own
         self.form = base.form
         self.frame = wishes.frame or own.frame
-        self.issuer = ""
+        self.issuer = self.sealed_by = ""
         self.answered: FinishedAnswer | None = None
         self.facts = b""
         self.generation = ""
@@ -86,7 +86,7 @@ class KeptTurn(LogTurn):
             form=self.form,
             frame=self.frame,
             after_input=self._after_input,
-            issuer=self.issuer if self.own_turn.sealed or _has_sealed(answer.entries) else "",
+            issuer=self.issuer if _has_sealed(answer.entries) else (self.sealed_by or self.issuer) if own.sealed else "",
             digests=own.digests + digests,
             open=open_,
         )

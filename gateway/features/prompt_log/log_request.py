@@ -23,7 +23,8 @@ FORMS_BY_PATH: Final[Mapping[str, str]] = {
 
 class LogRequest:
     """form: of its body. names: the chain of its log, its frame's name, the number of its entries; None: not computed yet.
-    turn: in the log; None: it is only named. told: members of the answer's header so far.
+    turn: in the log; None: it is only named. told: members of the answer's header so far. sealed_by: the pool that has made the
+    sealed parts of the body; "": unknown.
     """
 
     def __init__(self, wishes: Wishes, form: str) -> None:
@@ -32,6 +33,7 @@ class LogRequest:
         self.names: tuple[bytes, str, int] | None = None
         self.turn: KeptTurn | None = None
         self.told = dict[str, str | int | bool]()
+        self.sealed_by = ""
 
     def __repr__(self) -> str:
         return f"<LogRequest {self.wishes.kind} in {self.form}>"

@@ -79,7 +79,7 @@ class ProcessRuns(Generic[R]):
         raise NotImplementedError
 
     def _holds_ended(self) -> bool:
-        """True if something of ended runs is held, which expires."""
+        """Drops expired parts of ended runs. True if some are still held."""
         raise NotImplementedError
 
     async def _renew(self, renew: Callable[[], Awaitable[None]]) -> None:

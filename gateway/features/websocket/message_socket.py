@@ -201,7 +201,8 @@ class MessageSocket(UpgradedConnection):
         """Closes after a violation. The following bytes cannot be parsed; the client's close shows in the end of its bytes."""
         if not self.closing and self.transport and not self.transport.is_closing():
             self.close(error.code, error.reason)
-            self.transport.write_eof()
+            if self.transport.can_write_eof():  # not with TLS
+                self.transport.write_eof()
             self._refused(_fault_of(error))
 
     def _stop(self) -> None:

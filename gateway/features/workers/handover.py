@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.cluster.accepted import AcceptedConnections
+from gateway.cluster.listener_tls import ListenerTls
 from gateway.errors import OUT_OF_RESOURCES
 
 log = logging.getLogger("warmroute.workers")
@@ -116,9 +117,11 @@ class Receiver:
     logged, and their number when a connection arrives again.
     """
 
-    def __init__(self, sock: socket.socket, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(
+        self, sock: socket.socket, make_protocol: Callable[[], asyncio.Protocol], tls: ListenerTls | None = None
+    ) -> None:
         self._sock = sock
-        self._accepted = AcceptedConnections(make_protocol)
+        self._accepted = AcceptedConnections(make_protocol, tls)
         self._loop = asyncio.get_running_loop()
         self._open = True
         self.lost = 0

@@ -178,7 +178,7 @@ class Supervisor:
             if await self._all_up(stop):
                 self.hub.snapshots.first, self.hub.snapshots.again = (), self._lasting.snapshots
                 self._lasting.started()
-                started(url_of(self._addresses[0][1]))
+                started(url_of(self._addresses[0][1], secure=self._config.tls.on))
             await stop.wait()
             due = time.monotonic() + END_S - CLOSE_S
             if self._served:  # otherwise the workers have only a part of the file's prefixes

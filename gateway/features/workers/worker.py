@@ -11,7 +11,6 @@ import logging
 import signal
 import socket
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from gateway.app import compose, serve
 from gateway.cluster.commands import LocalControl
@@ -76,7 +75,15 @@ async def _work(sock: socket.socket, sockets: Mapping[str, Sequence[socket.socke
     def started(_url: str) -> None:
         channel.send(Heartbeat("serving"))
 
-    await serve(gateway, stop, hurry, started, sockets["clients"], sides, [partial(Receiver, sockets["handed"][0])])
+    await serve(
+        gateway,
+        stop,
+        hurry,
+        started,
+        sockets["clients"],
+        sides,
+        [lambda server: Receiver(sockets["handed"][0], server, server.tls)],
+    )
     channel.send(Publish(COUNTERS, packed(gateway.local.page())))  # the last snapshot
     channel.close()
     await channel.closed.wait()

@@ -35,8 +35,12 @@ class ReplicaObjects:
         """Remember the replica of the answer's object, and of the object that the request named."""
         for id_ in (exchange.attempts.object, exchange.api.refers):
             if id_:
-                replica = exchange.booking.chosen.replica
-                self._router.stored(self._number(id_, exchange.caller), replica, exchange.api.model, self._clock())
+                self.note(exchange, id_)
+
+    def note(self, exchange: Exchange, id_: str) -> None:
+        """The chosen replica has the object with this id."""
+        replica = exchange.booking.chosen.replica
+        self._router.stored(self._number(id_, exchange.caller), replica, exchange.api.model, self._clock())
 
     def _number(self, id_: str, caller: Caller) -> int:
         return session_key(id_, _KIND, *scope_of(self._live, caller))

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.cluster.accepted import AcceptedConnections
+from gateway.cluster.listener_tls import ListenerTls
 from gateway.errors import OUT_OF_RESOURCES
 
 log = logging.getLogger("warmroute.gateway")
@@ -35,13 +36,18 @@ class Acceptor:
     """Accepts on one listening socket, which it owns, until `close`."""
 
     def __init__(
-        self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol], *, retry_s: float = RETRY_S
+        self,
+        listener: socket.socket,
+        make_protocol: Callable[[], asyncio.Protocol],
+        tls: ListenerTls | None = None,
+        *,
+        retry_s: float = RETRY_S,
     ) -> None:
-        """listener: bound and listening. Called within the event loop."""
+        """listener: bound and listening. tls: None: without TLS. Called within the event loop."""
         self._listener = listener
         self._retry_s = retry_s
         self._loop = loop = asyncio.get_running_loop()
-        self._accepted = AcceptedConnections(make_protocol)
+        self._accepted = AcceptedConnections(make_protocol, tls)
         self._retry: asyncio.TimerHandle | None = None
         self._open = True
         listener.setblocking(False)

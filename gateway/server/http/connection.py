@@ -169,7 +169,8 @@ class ClientConnection(asyncio.Protocol):
         transport = self.transport
         if transport is None or self._flush:
             return
-        transport.close()
+        if not transport.is_closing():  # asyncio's transports of TLS break if they are closed twice
+            transport.close()
         if transport.get_write_buffer_size():
             self._flush = self._loop.call_later(self._idle_s, partial(cut_connection, transport, until_end=True))
 
@@ -497,7 +498,7 @@ class ClientConnection(asyncio.Protocol):
     async def _linger(self) -> None:
         """After the last answer: read and drop further input until the client closes its side."""
         transport = self.transport
-        if transport is None or transport.is_closing():
+        if transport is None or transport.is_closing() or not transport.can_write_eof():  # TLS reads on when it is closed
             return
         self._gone = self._loop.create_future()
         with contextlib.suppress(TimeoutError, OSError):  # OSError: the client has just disconnected

@@ -8,6 +8,7 @@ from typing import Final
 
 from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget
+from gateway.cluster.listener_tls import ListenerTls
 from gateway.config.live import Live
 from gateway.dialects.table import DIALECTS
 from gateway.errors import GatewayError
@@ -19,7 +20,10 @@ _NO_PATHS: Final[frozenset[str]] = frozenset()
 
 
 class ClientServer:
-    """Serves one port. Requests go to `handler`; POSTs to FAST_PATHS to `fast_handler`, which bypasses the routes."""
+    """Serves one port. Requests go to `handler`; POSTs to FAST_PATHS to `fast_handler`, which bypasses the routes.
+
+    tls: of its connections; None: without.
+    """
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class ClientServer:
         self.fast_handler = fast_handler or handler
         self.fast_paths = FAST_PATHS if fast_handler else _NO_PATHS
         self.for_operators = for_operators
+        self.tls: ListenerTls | None = None
         self.connection_limit = connection_limit
         self.budget = budget
 

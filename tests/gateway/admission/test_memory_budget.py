@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from gateway.admission.memory import SHARE, Budget, MemoryLease, client_of
+from gateway.errors import GatewayError
 from tests.support.machines import STEPS, CountedMachine, steps_of
 
 clients = st.sampled_from(["a", "b", "c"])
@@ -129,3 +130,11 @@ def test_greedy_clients_leave_room_for_the_next_one(greedy: int) -> None:
 )
 def test_who_counts_as_one_client(peer: object, client: str) -> None:
     assert client_of(peer) == client
+
+
+def test_a_charge_without_room_is_an_error_and_holds_nothing() -> None:
+    lease = Budget(1000).lease("a")
+    lease.charge(500)
+    with pytest.raises(GatewayError) as caught:
+        lease.charge(500)
+    assert (caught.value.status, caught.value.code, lease.held) == (503, "gateway_overloaded", 500)

@@ -23,16 +23,17 @@ Told = Callable[[Any, list[str]], None]
 
 class DeltaAnswers(Answers):
     """Reads the answer to one request as its dialect does. told: gets the names once, if the answer is whole. assembly: for the
-    same answer.
+    same answer. keeps: the client gets the names, too.
     """
 
-    def __init__(self, dialect: Dialect, told: Told, assembly: AnswerAssembly) -> None:
+    def __init__(self, dialect: Dialect, told: Told, assembly: AnswerAssembly, *, keeps: bool = False) -> None:
         self._dialect = dialect
+        self._keeps = keeps
         self._told = told
         self._assembly = assembly
 
     def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
-        return DeltaReader(self._dialect.reader(api, watchful=watchful), self._told, self._assembly)
+        return DeltaReader(self._dialect.reader(api, watchful=watchful), self._told, self._assembly, keeps=self._keeps)
 
     def first_event(self, begin: bytes) -> FirstEvent | None:
         return self._dialect.first_event(begin)
@@ -56,8 +57,9 @@ class DeltaReader(HeldReader):
     is held.
     """
 
-    def __init__(self, inner: StreamReader, told: Told, assembly: AnswerAssembly) -> None:
+    def __init__(self, inner: StreamReader, told: Told, assembly: AnswerAssembly, *, keeps: bool) -> None:
         super().__init__(inner, _MARKS)
+        self._keeps = keeps
         self._told = told
         self._assembly = assembly
 
@@ -71,12 +73,12 @@ class DeltaReader(HeldReader):
         found = object_of(event)
         if _MEMBER in found and not found.get("choices"):
             self._tell(found[_MEMBER])
-            return b""
+            return event if self._keeps else b""
         response = found.get("response")
         if not isinstance(response, dict) or _MEMBER not in response:
             return event
         self._tell(response[_MEMBER])
-        return _without_member(event)
+        return event if self._keeps else _without_member(event)
 
     def _tell(self, names: Any) -> None:
         if (answer := self._assembly.answer) is not None:

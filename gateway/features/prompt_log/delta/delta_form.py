@@ -25,6 +25,7 @@ from gateway.features.prompt_log.delta.delta_request import DELTA, DeltaRequest,
 from gateway.features.prompt_log.delta.expiring_keys import ExpiringKeys
 from gateway.features.prompt_log.delta.outline import BodyOutline, open_digest
 from gateway.features.prompt_log.delta.outlines import Outlines
+from gateway.features.prompt_log.delta.passed_heads import PassedHeads
 from gateway.features.prompt_log.delta.planning import DeltaPlan, frame_key, log_key, plan_of, whole_plan
 from gateway.features.prompt_log.header import HEADER
 from gateway.features.prompt_log.log_request import FORMS_BY_PATH
@@ -51,8 +52,8 @@ _FORGOTTEN: Final = frozenset(
 
 
 class DeltaForm(Form):
-    """The form (see the module). passes: clients' own headers Prompt-Log go to the other gateway, whose answers have it; it is
-    not read here. wall_clock: Unix seconds. clock: monotonic seconds.
+    """The form (see the module). passed: clients' own headers Prompt-Log go to the other gateway, whose answers have it; None:
+    the header is served here. wall_clock: Unix seconds. clock: monotonic seconds.
     """
 
     def __init__(
@@ -61,15 +62,14 @@ class DeltaForm(Form):
         metrics: PromptLogMetrics,
         wall_clock: Callable[[], float],
         clock: Callable[[], float],
-        *,
-        passes: bool,
+        passed: PassedHeads | None,
     ) -> None:
         self.heads = ExpiringKeys(MOST_HEADS)  # acknowledged; a key begins with its scope, so no caller uses another one's
         self.outlines = outlines
         self._metrics = metrics
         self._wall_clock = wall_clock
         self._clock = clock
-        self._passes = passes
+        self._passed = passed
         self._without_logs = ExpiringKeys(MOST_OFF)  # replicas and models
         self._said = dict[str, float]()  # when it was logged that a replica keeps nothing
 
@@ -115,6 +115,7 @@ class DeltaForm(Form):
         value = answer.head.get(_NAME)
         if self._is_own(exchange):
             exchange.head_lines = b"%b: %b\r\n" % (HEADER.encode(), value) if value else b""
+            self._note(exchange, value, answer)
         plan, words, outline = request.plan, words_in(value), request.outline
         if plan is None or outline is None:
             self._counts(request, answer, "off", 0)
@@ -136,9 +137,24 @@ class DeltaForm(Form):
         return self._again(exchange, replica, request, whole_plan(outline) if plan.cuts else None)
 
     def _is_own(self, exchange: Exchange) -> bool:
-        """True if the client speaks with the other gateway itself. Messages of a WebSocket ignore the header."""
-        request = exchange.request
-        return self._passes and request.opened_by is None and request.headers.get(HEADER) is not None
+        """True if the client speaks with the other gateway itself."""
+        return self._passed is not None and self._passed.concerns(exchange)
+
+    def _note(self, exchange: Exchange, value: bytes, answer: ReplicaAnswer) -> None:
+        """Has the heads of an answer to such a client noted."""
+        words, passed = words_in(value), self._passed
+        if passed is None or words is None or answer.status != 200:
+            return
+        passed.note(exchange, words)
+        assembler = exchange.dialect.assembler()
+        if answer.content_type == EVENT_STREAM and assembler is not None:
+
+            def told(names: Any, _ids: list[str]) -> None:
+                if (later := words_of(names)) is not None:
+                    passed.note(exchange, later)
+
+            assembly = AnswerAssembly(assembler, exchange.request.lease)
+            exchange.answers = DeltaAnswers(exchange.dialect, told, assembly, keeps=True)
 
     def _planned(self, exchange: Exchange, replica: ReplicaState, request: DeltaRequest) -> ReplicaCall:
         """The call with its plan."""

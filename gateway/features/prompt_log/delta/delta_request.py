@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +18,7 @@ from gateway.request.slots import Slot
 from gateway.upstream.client import ReplicaCall
 
 _SCOPE_BYTES: Final = 16
+_LENGTH: Final = re.compile(r"[0-9]{1,9}")
 _MOST_EXPIRY: Final = 1 << 40  # Unix seconds
 
 
@@ -51,13 +53,14 @@ DELTA: Final = Slot[DeltaRequest]("prompt_log.delta")
 
 class LogWords(NamedTuple):
     """The statement of a gateway about a log. input: the chain of the request's log. frame: its name. head: the chain with the
-    answer. expires: Unix seconds; 0: the turn is not kept.
+    answer. expires: Unix seconds; 0: the turn is not kept. length: entries, as far as it is told; 0: it is not.
     """
 
     input: bytes | None
     frame: str
     head: bytes | None
     expires: float
+    length: int = 0
 
 
 def words_in(value: bytes) -> LogWords | None:
@@ -67,8 +70,10 @@ def words_in(value: bytes) -> LogWords | None:
         return None
     expires = members.get("expires", "0")
     kept = members.get("kept") == "?1" and expires.isdigit()
-    frame = members.get("frame", "").strip('"')
-    return LogWords(_chain(members.get("input")), frame, _chain(members.get("head")), _time(int(expires)) if kept else 0.0)
+    frame, length = members.get("frame", "").strip('"'), members.get("length", "")
+    until = _time(int(expires)) if kept else 0.0
+    entries = int(length) if _LENGTH.fullmatch(length) else 0
+    return LogWords(_chain(members.get("input")), frame, _chain(members.get("head")), until, entries)
 
 
 def words_of(value: Any) -> LogWords | None:

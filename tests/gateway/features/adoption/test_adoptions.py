@@ -16,13 +16,16 @@ from typing import Any
 import pytest
 
 from gateway.admission.memory import Budget
+from gateway.dialects.table import DIALECTS
 from gateway.features.adoption.adoptions import Adoptions, grace_s
 from gateway.features.adoption.interrupted import MAX_KNOWN, InterruptedPrefills
-from gateway.features.adoption.kept_answer import STEP, UNCHARGED
+from gateway.features.adoption.kept_answer import STEP, UNCHARGED, Abandonments, KeptAnswer, KeptAnswers
 from gateway.features.keys.keys import Keys
-from gateway.features.runs.detached_answer import DetachedAnswer
+from gateway.features.runs.detached_answer import DetachedAnswer, FollowerGate
 from gateway.features.runs.event_log import Logs
 from gateway.features.runs.places import RunPlaces
+from gateway.request.exchange import Exchange
+from gateway.request.record import new_record
 from gateway.upstream.client import PausableSource
 from router import Outcome, Prompt, Replica, Router
 from tests.gateway.conftest import Running, eventually, running
@@ -31,6 +34,7 @@ from tests.gateway.features.translation.test_translation import chat_only
 from tests.gateway.request.test_dialects import CHAT, MESSAGES, RESPONSES, events, message, response
 from tests.gateway.request.test_pulses import BODIES, COMPLETION, PING, STREAMS, once
 from tests.gateway.request.test_robust import dial, post, read_answer
+from tests.support.compiled import uncompiled
 from tests.support.fakes import (
     DONE,
     STREAM_HEAD,
@@ -45,6 +49,7 @@ from tests.support.fakes import (
     streams,
     writes,
 )
+from tests.support.in_memory import BytesReply, BytesRequest
 
 LONG: dict[str, Any] = {"limits": {"adopt_s": 3600, "drain_timeout_s": 1}}
 BRIEF: dict[str, Any] = {"limits": {"adopt_s": 0.05, "drain_timeout_s": 1}}
@@ -483,6 +488,70 @@ async def test_a_shutdown_ends_every_grace() -> None:
         await eventually(lambda: nothing_is_held(run))
 
 
+async def test_a_client_that_leaves_after_the_last_event_has_its_answer() -> None:
+    """Only the end of the framing is missing: the same request gets a new answer."""
+    never = asyncio.Event()
+    async with FakeReplica([events(*STREAMS[CHAT], then=never), answers()]) as replica, patient(replica) as run:
+        async with dial(run) as (reader, writer):
+            writer.write(sent(CHAT, body_of(CHAT)))
+            await reader.readuntil(DONE)
+        await eventually(lambda: replica.gone == 1)
+        assert await abandoned(run) == {}
+
+
+class Left(Abandonments):
+    """Counts clients that leave."""
+
+    count = 0
+
+    def left(self, kept: KeptAnswer, task: asyncio.Task[None] | None) -> bool:
+        self.count += 1
+        return True
+
+
+class UnreadReply(BytesReply):
+    """flowing: the client reads. gone: it has left."""
+
+    flowing = gone = False
+
+    @property
+    def flows(self) -> bool:
+        return self.flowing
+
+    def end(self, last: bytes = b"") -> None:
+        if self.gone:
+            raise ConnectionResetError
+        super().end(last)
+
+
+@uncompiled
+@pytest.mark.parametrize("flowing", [True, False])
+def test_an_answer_is_received_once_nothing_of_it_waits_in_the_gateway(flowing: bool) -> None:
+    left_, inner = Left(), UnreadReply()
+    kept = KeptAnswer(KeptAnswers(left_, 1 << 20), _exchange(), 1)
+    reply, inner.flowing = kept.reply(inner), flowing
+    reply.begin(200, b"", length=None, first=b"a")
+    reply.end(b"b")
+    assert kept.left(None) is not flowing
+    assert (left_.count, bytes(inner.body)) == (0 if flowing else 1, b"ab")
+
+
+@uncompiled
+def test_a_client_that_leaves_while_the_end_is_written_has_not_received_it() -> None:
+    """Its connection says so later than the write that fails."""
+    left_, inner = Left(), UnreadReply()
+    kept = KeptAnswer(KeptAnswers(left_, 1 << 20), _exchange(), 1)
+    reply, inner.gone = kept.reply(inner), True
+    reply.begin(200, b"", length=None, first=b"a")
+    reply.end(b"b")
+    kept.close()
+    assert left_.count == 1
+
+
+def _exchange() -> Exchange:
+    return Exchange(BytesRequest(b"{}", CHAT), DIALECTS[CHAT], new_record(None, CHAT, 0.0))
+
+
 # -- bounds
 
 
@@ -594,6 +663,7 @@ class Source(PausableSource):
         self.paused = False
 
 
+@uncompiled
 async def test_a_follower_that_does_not_read_pauses_the_replica() -> None:
     first, second = Source(), Source()
     generation = DetachedAnswer(("o", "1"), Logs(), Budget(1 << 20).lease("c"), lambda: 0.0)
@@ -603,6 +673,11 @@ async def test_a_follower_that_does_not_read_pauses_the_replica() -> None:
     generation.feed_from(second)
     assert second.paused, "of another replica"
     generation.resume()
+    assert not second.paused
+    gate = FollowerGate(generation)
+    gate.pause()
+    assert second.paused
+    gate.resume()
     assert not second.paused
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import anthropic
@@ -25,6 +26,7 @@ from tests.gateway.features.translation.test_translation import chat_only
 from tests.gateway.request.test_dialects import BEGUN, COMPLETED, CREATED, DELTA, ENDS, SAYS, counted, events, message, response
 from tests.support.continuing_engine import TEXT, chat, generates
 from tests.support.fakes import Behaviour, FakeReplica, answers, event, http, status, streams, writes
+from tests.support.tiers import nightly
 
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"model": "m", "messages": [USER]},
@@ -139,17 +141,20 @@ async def test_a_diverged_log_is_refused_before_anything_is_generated(path: str)
         assert counted(await run.metrics(), "prompt_log_refused_total") == 1
 
 
-@pytest.mark.parametrize("at", [0, 44, 255, 299])
-async def test_the_heads_of_an_error_locate_the_difference(at: int) -> None:
+@pytest.mark.parametrize(
+    "positions", [[0, 44, 255, 299], pytest.param(range(300), marks=nightly("four positions are in the gate"))], ids=len
+)
+async def test_the_heads_of_an_error_locate_the_difference(positions: Sequence[int]) -> None:
     messages = [{"role": ("user", "assistant")[number % 2], "content": f"turn {number}"} for number in range(300)]
     own = names_in(json.dumps({"messages": messages}).encode(), "chat")
-    changed = [*messages[:at], {**messages[at], "content": "another"}, *messages[at + 1 :]]
     async with FakeReplica([answers()]) as replica, running(replica) as run:
-        _, _, raw = await asked(run, CHAT, f'expect="{head_name(own.chain)}"', messages=changed)
-        error, heads = json.loads(raw)["error"], [head_name(chain) for chain in own.latest]
-        assert (error["length"], len(error["heads"])) == (300, 256)
-        first = next(place for place, (one, two) in enumerate(zip(error["heads"], heads, strict=True)) if one != two)
-        assert first == max(0, at - 44)
+        for at in positions:
+            changed = [*messages[:at], {**messages[at], "content": "another"}, *messages[at + 1 :]]
+            _, _, raw = await asked(run, CHAT, f'expect="{head_name(own.chain)}"', messages=changed)
+            error, heads = json.loads(raw)["error"], [head_name(chain) for chain in own.latest]
+            assert (error["length"], len(error["heads"])) == (300, 256)
+            first = next(place for place, (one, two) in enumerate(zip(error["heads"], heads, strict=True)) if one != two)
+            assert first == max(0, at - 44)
         assert not replica.requests
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import shutil
 import sqlite3
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,12 @@ from tests.gateway.features.prompt_log.kept import (
     SYSTEM,
     TOOLS,
     USER,
+    asked,
     body_of,
     engine,
     kept_in,
 )
+from tests.gateway.features.prompt_log.test_shown import page_of
 from tests.gateway.features.websocket.test_responses_socket import answer, dial, send
 from tests.support.fakes import FakeReplica, FakeRequest, answers, http, status, streams, writes
 
@@ -367,6 +370,31 @@ async def test_a_client_with_the_header_speaks_with_the_other_gateway(stream: bo
         assert (code, json.loads(raw)["error"]["code"]) == (400, "prompt_log_invalid")
         async with two.near.session.get(f"{two.near.url}/v1/logs/{head}", headers={"Authorization": "Bearer k"}) as found:
             assert (found.status, (await found.json())["length"]) == (200, 2)
+
+
+@pytest.mark.parametrize("path", FORMS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_base_goes_to_the_gateway_that_has_told_it(path: str, stream: bool, tmp_path: Path) -> None:
+    """Of several, each with a store of its own, through a gateway that passes the header on."""
+    folders = [tmp_path / name for name in ("one", "two", "three")]
+    for folder in folders:
+        folder.mkdir()
+    async with (
+        FakeReplica([engine(path, stream=stream)]) as replica,
+        running(replica, **kept_in(folders[0])) as one,
+        running(replica, **kept_in(folders[1])) as two,
+        running(replica, **kept_in(folders[2])) as three,
+        running(**delta_config(one.url, two.url, three.url), routing={"policy": "round_robin"}) as near,
+    ):
+        await page_of(near)
+        conversations = [("keep", [{"role": "user", "content": f"question {number}"}]) for number in range(7)]
+        for length in (1, 3, 5):
+            for at, (header, turns) in enumerate(conversations):
+                code, told, raw = await asked(near, path, header, turns, stream=stream)
+                assert (code, told.get("length")) == (200, length + 1), raw
+                conversations[at] = f'keep, base="{told["head"]}"', [NOW]
+        rows = Counter((row["log_entries"], row["log_sent"]) for row in (await page_of(near))["requests"])
+        assert rows == {(1, "whole"): 7, (3, "base"): 7, (5, "base"): 7}
 
 
 async def test_a_gateway_that_serves_the_header_itself_uploads_deltas_too(tmp_path: Path) -> None:

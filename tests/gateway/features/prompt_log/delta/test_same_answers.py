@@ -11,13 +11,27 @@ import pytest
 from gateway.features.prompt_log.delta.command import config_of
 from gateway.features.prompt_log.delta.delta_form import DeltaForm
 from gateway.features.prompt_log.delta.expiring_keys import ExpiringKeys
+from gateway.features.prompt_log.naming.chain import head_name
+from gateway.features.prompt_log.naming.forms import names_in
 from tests.gateway.cluster.test_reload import reload
 from tests.gateway.conftest import Running, running
 from tests.gateway.features.keys.conftest import bearer, keyed, made
 from tests.gateway.features.prompt_log.delta.test_delta_end_to_end import LONG
 from tests.gateway.features.prompt_log.delta.test_sync_command import parsed
 from tests.gateway.features.prompt_log.delta.two_gateways import TwoGateways, delta_config, two_gateways
-from tests.gateway.features.prompt_log.kept import CHAT, MESSAGES, NOW, RESPONSES, SAID, body_of, engine, in_turn, kept_in
+from tests.gateway.features.prompt_log.kept import (
+    CHAT,
+    FORMS,
+    MESSAGES,
+    NOW,
+    RESPONSES,
+    SAID,
+    body_of,
+    called,
+    engine,
+    in_turn,
+    kept_in,
+)
 from tests.gateway.features.prompt_log.test_sealed import SEALED, sealed_at, seals, two
 from tests.support.fakes import Behaviour, FakeReplica, answers, dies, http, models, status, writes
 
@@ -45,6 +59,9 @@ async def test_sealed_parts_go_to_another_pool_as_they_do_without_a_name(path: s
             assert (code, len(small.requests)) == (200, number), raw
             both.form.heads = ExpiringKeys(1)  # as after a restart
         assert await both.counts() == {"delta": 1, "whole": 2}
+        names = names_in(json.dumps(body_of(path, sealed_turns(path))).encode(), FORMS[path])
+        _, found = await called(far, "GET", head_name(names.chain))
+        assert found["issuer"] == "big", "the pool that made them, and not the one that got them last"
 
 
 @pytest.mark.parametrize("fault", [dies, status(503)])

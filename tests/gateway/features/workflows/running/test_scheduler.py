@@ -340,6 +340,16 @@ def test_calls_with_a_cold_prefix_wait_for_the_first_of_them(pieces: int, starte
     assert next(data.get("gate_ms") for kind, data in run.events if kind == "step.started") is None
 
 
+def test_a_call_that_is_killed_while_it_waits_never_starts() -> None:
+    quick = {"quick": {"chat": {"append": [USER]}}, "k": {"let": "${quick.text}", "kill": ["s1"]}}
+    steps = {**siblings(), **quick}
+    answers, seconds = dict.fromkeys(steps, "text"), {"quick": 0.1}
+    run = ScriptedRun(workflow_of(steps), {"messages": LONG}, answers, pieces=3, seconds=seconds).run()
+    assert run.scheduler.status == "completed"
+    assert "step.killed s1" in run.said
+    assert {call.name for call in run.calls} == {"s0", "s2", "quick"}
+
+
 @pytest.mark.parametrize(
     ("rate", "started"),
     [
