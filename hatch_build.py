@@ -62,6 +62,7 @@ HOT = (
     "gateway/admission/memory.py",
     "gateway/admission/pool_queue.py",
     "gateway/config/live.py",
+    "gateway/features/adoption/interrupted.py",
     "gateway/features/adoption/kept_answer.py",
     "gateway/features/audit/audit.py",
     "gateway/features/audit/auditor.py",

@@ -227,10 +227,10 @@ class Router(Owner):
         """The learned scale of a model; 1 if a unit is a token."""
         return self.scales.units_per_token(scale)
 
-    def computes_apart(self, name: str) -> bool:
-        """True if a replica computes a prefix again that it is still computing for another request, as far as known."""
+    def shares_inflight(self, name: str) -> bool | None:
+        """True if a replica shares a prefix that it is still computing; False: it computes it again; None: not known yet."""
         inflight = self._inflight.get(name)
-        return inflight is not None and inflight.apart
+        return inflight.shares if inflight is not None else True if name in self._replicas else None
 
     def holder(self, prompt: Prompt, replicas: Collection[str], now: float) -> str:
         """The one of these replicas that is believed to hold most of the prompt; "" without one, or if several hold as much.
@@ -486,7 +486,7 @@ class Router(Owner):
         end = best.matched_blocks * KEY_BYTES
         prefix = booking.prompt.keys[end - KEY_BYTES : end]
         lead = lead_of(lease, prefix, end, best.matched_tokens, now, slots=inflight.slots)
-        if lead is not None and inflight.apart:
+        if lead is not None and inflight.shares is False:
             booking.lead, lease.lead = lead, lead.lease
         else:
             booking.beside = lead

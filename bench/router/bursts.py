@@ -39,9 +39,9 @@ class Row(NamedTuple):
     ttft_p99_s: float
 
 
-def arrivals(agents: int, seed: int) -> Iterator[tuple[float, SimulatedRequest]]:
+def arrivals(agents: int, seed: int, bursts: int) -> Iterator[tuple[float, SimulatedRequest]]:
     chance, now = random.Random(seed), 0.0
-    for burst in range(BURSTS):
+    for burst in range(bursts):
         now += chance.expovariate(1 / SIZES[agents])
         head = Text().then(f"head {burst}", HEAD)
         for at in sorted(chance.uniform(0, SPREAD_S) for _ in range(agents)):
@@ -49,7 +49,7 @@ def arrivals(agents: int, seed: int) -> Iterator[tuple[float, SimulatedRequest]]
             yield now + at, task.request(OUTPUT.draw(chance), f"agent {burst} {at}")
 
 
-def run(agents: int, policy: str, seed: int, *, apart: bool, waits: bool) -> Row:
+def run(agents: int, policy: str, seed: int, *, apart: bool, waits: bool, bursts: int = BURSTS) -> Row:
     spec, routing = FleetSpec(apart=apart, waits=waits), RoutingConfig()
     router = Router(
         policy=policy,
@@ -59,7 +59,7 @@ def run(agents: int, policy: str, seed: int, *, apart: bool, waits: bool) -> Row
         policies=SIMULATED,
     )
     simulation = Simulation(
-        spec, OpenLoop(sorted(arrivals(agents, seed), key=lambda row: row[0])), RouterPlacement(router, spec)
+        spec, OpenLoop(sorted(arrivals(agents, seed, bursts), key=lambda row: row[0])), RouterPlacement(router, spec)
     )
     served = list(simulation.run())
     result = summary(policy, spec, served, simulation.busy_s)

@@ -13,9 +13,16 @@ from gateway.cluster.listener_tls import ListenerTls
 class AcceptedConnections:
     """Gives accepted connections their transport and protocol."""
 
-    def __init__(self, make_protocol: Callable[[], asyncio.Protocol], tls: ListenerTls | None = None) -> None:
-        """tls: None: without TLS. Must be called within the event loop."""
-        self._handshakes = None if tls is None else Handshakes(make_protocol, tls)
+    def __init__(
+        self,
+        make_protocol: Callable[[], asyncio.Protocol],
+        tls: ListenerTls | None = None,
+        handshakes: Handshakes | None = None,
+    ) -> None:
+        """tls: None: without TLS. handshakes: default: with `tls`. Must be called within the event loop."""
+        if handshakes is None and tls is not None:
+            handshakes = Handshakes(make_protocol, tls)
+        self._handshakes = handshakes
         self._make_protocol = make_protocol
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -71,7 +71,9 @@ def context_of(config: ListenerTlsConfig) -> ssl.SSLContext:
         context.load_cert_chain(config.cert_file, config.key_file or None, password=lambda: "")
     except (OSError, ValueError) as error:
         files = f"{config.cert_file} and its key {config.key_file}" if config.key_file else config.cert_file
-        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+        reason = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, ssl.SSLError):
+            reason = f"no certificate in PEM with its key, without a password ({reason})"
         raise ConfigError(Problem(("tls", "cert_file"), f"{files} cannot be used: {reason}")) from error
     return context
 

@@ -27,6 +27,7 @@ from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget
 from gateway.cluster.membership import Membership
 from gateway.cluster.process import budget_bytes, connection_limit
+from gateway.config.changes import changed_keys
 from gateway.config.hints import FIXED
 from gateway.config.live import Live
 from gateway.config.parse import ConfigError
@@ -128,11 +129,13 @@ class Reload:
             self._metrics.reloads.add((UNCHANGED,))
             log.info("configuration unchanged")
             return
+        changed = list(changed_keys(self._live.config, config))
         await self._membership.reconfigure(config, partial(self._apply, config))
         self._metrics.reloads.add((GOOD,))
         self._metrics.config_loaded.set((), self._now())
         names = [state.name for state in self._parts.fleet.replicas]
-        log.info("configuration reloaded", extra=first_of("replicas", names, LOGGED))
+        about = first_of("changed", changed, LOGGED) | first_of("replicas", names, LOGGED)
+        log.info("configuration reloaded", extra=about)
 
     def _apply(self, config: Config) -> None:
         """Called in the step that changes the members."""

@@ -114,7 +114,7 @@ class Prober:
                 state.probe_now.set()  # else the next probe would wait for the end of the old interval
 
     def set_bounds(self, state: ReplicaState) -> None:
-        """Give the router the replica's KV size and longest prompt; called when they may have changed."""
+        """Give the router the replica's KV size, longest prompt and kind of engine; called when they may have changed."""
         capacity, engine = state.capacity_tokens, state.engine
         known = state.name, capacity, state.context_tokens, engine.one_conversation, state.member.pool
         self._router.add(Replica(*known, engine.shares_inflight, engine.slots))
@@ -324,14 +324,17 @@ class Prober:
 
     def _apply_facts(self, state: ReplicaState, facts: Facts) -> None:
         """Apply the facts that the replica's engine reports."""
-        state.facts = facts
+        engine, state.facts = state.engine, facts
         self._show_load(state.name, facts.running, facts.waiting)
+        other = state.engine is not engine
         if facts.capacity_tokens is not None and facts.capacity_tokens != state.engine_capacity_tokens:
             state.engine_capacity_tokens = facts.capacity_tokens
             if state.member.capacity_tokens is None:
-                self.set_bounds(state)
+                other = True
                 about = {"replica": state.name, "engine": facts.engine.name, "capacity_tokens": facts.capacity_tokens}
                 log.info("replica reports the size of its KV cache", extra=about)
+        if other:
+            self.set_bounds(state)
         if facts.started is not None:
             if state.started is not None and facts.started > state.started + START_TOLERANCE_S:
                 log.warning("replica restarted", extra={"replica": state.name, "reason": START_TIME})

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from xxhash import xxh3_64_intdigest
 
@@ -218,9 +218,18 @@ class ClientRequest:
         """True if its client is known to be on this machine."""
         return False
 
+    @property
+    def attended(self) -> bool:
+        """True while a connection of its client waits for its answer."""
+        return True
+
     def caller(self) -> Caller:
         """The sender of the request."""
         raise NotImplementedError
+
+    def derived(self, read: Callable[[Headers], Any]) -> Any:
+        """The value that a pure function reads in the headers; remembered with them, if many requests have the same."""
+        return read(self.headers)
 
     def upstream_headers(self) -> bytes:
         """The header lines for a replica (`upstream/headers.py`)."""
@@ -281,6 +290,10 @@ class InternalRequest(ClientRequest):
     @property
     def complete(self) -> bool:
         return True
+
+    @property
+    def attended(self) -> bool:
+        return False
 
     def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
         return self._answered()

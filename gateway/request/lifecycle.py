@@ -43,7 +43,7 @@ from gateway.errors import GatewayError, shutting_down
 from gateway.fleet.directory import Target
 from gateway.request.attempts import Attempts
 from gateway.request.callers import Callers
-from gateway.request.client import REQUEST_ID_HEADER, USER_AGENT, Caller, ClientReply, ClientRequest, InternalRequest
+from gateway.request.client import REQUEST_ID_HEADER, Caller, ClientReply, ClientRequest, InternalRequest
 from gateway.request.delivery import Delivery
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Extensions
@@ -54,7 +54,7 @@ from gateway.request.phases.holding import HoldPhase
 from gateway.request.phases.reading import ReadPhases
 from gateway.request.phases.replies import Replies
 from gateway.request.pulses import Pulses
-from gateway.request.record import bounded, new_record, tenant_label
+from gateway.request.record import new_record, tenant_label, user_agent_of
 from gateway.request.running import RunningRequests
 from gateway.upstream.client import ReplicaAnswer
 
@@ -96,7 +96,7 @@ class Lifecycle:
         return self._serve(exchange)
 
     async def _serve(self, exchange: Exchange) -> ClientReply:
-        task = self.running.enter()
+        task = self.running.enter(exchange)
         try:
             return await self._answer(exchange)
         except GatewayError as error:
@@ -185,7 +185,7 @@ class Lifecycle:
         exchange = Exchange(request, self.dialects.at(request.path), record)
         if self.live.logs_clients:
             record.sender.client = request.lease.account.client
-            record.sender.user_agent = bounded(request.headers.get(USER_AGENT) or "")
+            record.sender.user_agent = request.derived(user_agent_of)
         for begin in self.extensions.begun:
             begin(exchange)
         return exchange

@@ -13,6 +13,7 @@ from gateway.accounting.meter import Bill
 from gateway.dialects.table import OTHER_ENDPOINT, UNLOGGED, endpoint_of
 from gateway.dialects.usage import Usage
 from gateway.errors import CLIENT_LEFT
+from gateway.request.client import USER_AGENT, Headers
 from router import Booking
 
 UNKNOWN: Final = "unknown"
@@ -62,15 +63,22 @@ def bounded(text: str) -> str:
     return text if text.isascii() and text.isprintable() else _UNSAFE.sub("?", text)
 
 
+def user_agent_of(headers: Headers) -> str:
+    """The name of a client's program, bounded."""
+    return bounded(headers.get(USER_AGENT) or "")
+
+
 class Sender:
     """The sender of a request. tenant, session, user_agent: bounded texts. key: the id of the client's API key, or "". session:
-    the conversation that the request names, or "". client: its address, for IPv6 the network; it and user_agent are "" with
-    `log_clients: false`, but for the address of a client that was refused for its key.
+    the conversation that the request names, or "". agent, parent: as in `Caller`. client: its address, for IPv6 the network; it
+    and user_agent are "" with `log_clients: false`, but for the address of a client that was refused for its key.
     """
 
     tenant = NO_TENANT
     key = ""
     session = ""
+    agent = ""
+    parent = ""
     client = ""
     user_agent = ""
 

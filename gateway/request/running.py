@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
+
+from gateway.request.exchange import Exchange
 
 LAST_WRITES_S: Final = 1.0  # for writing errors to clients
 # A request that was sent already arrives within these rounds of the loop. Not a time, because a suspended process reads
@@ -33,7 +35,7 @@ class RunningRequests:
         self.draining = False
         self.over = False
         self._entered = 0  # number of requests that have begun
-        self._running: set[asyncio.Task[object]] = set()
+        self._running: dict[asyncio.Task[object], Exchange | None] = {}
         self._idle = asyncio.Event()  # kept only while the gateway goes down: nothing runs
         self._told = set[Callable[[], None]]()
 
@@ -59,18 +61,23 @@ class RunningRequests:
             for tell in tuple(self._told):
                 tell()
 
-    def enter(self) -> asyncio.Task[object]:
+    @property
+    def exchanges(self) -> Iterator[Exchange]:
+        """The running requests, the oldest first."""
+        return filter(None, self._running.values())
+
+    def enter(self, exchange: Exchange | None = None) -> asyncio.Task[object]:
         """A request begins in the current task. Returns the task, for `leave` in a `finally`."""
         task = asyncio.current_task()
         assert task is not None
         if self.draining:
             self._idle.clear()
         self._entered += 1
-        self._running.add(task)
+        self._running[task] = exchange
         return task
 
     def leave(self, task: asyncio.Task[object]) -> None:
-        self._running.discard(task)
+        self._running.pop(task, None)
         if self.draining and not self._running:
             self._idle.set()
 

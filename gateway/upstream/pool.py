@@ -98,7 +98,8 @@ class ConnectionPool:
             self._sweeper = asyncio.get_running_loop().call_later(KEEPALIVE_S, self._sweep)
 
     def _answer_over(self, connection: Connection) -> None:
-        if self.running.pop(connection, None) is not None:
+        if connection in self.running:
+            del self.running[connection]
             self._answered_at = max(self._answered_at, connection.answered_at)
 
     def close(self) -> None:

@@ -32,11 +32,13 @@ class InflightSharing:
         self._share = Share()
 
     @property
-    def apart(self) -> bool:
-        """True if it computes a prefix again that is being computed."""
+    def shares(self) -> bool | None:
+        """False: it computes a prefix again that is being computed; None: not known yet."""
         if self.known is not None:
-            return not self.known
-        return self._share.value(1.0, PRIOR_TOKENS) < APART_SHARE
+            return self.known
+        if self._share.value(1.0, PRIOR_TOKENS) < APART_SHARE:
+            return False
+        return True if self._share.unseen >= PRIOR_TOKENS else None
 
     def learn(self, tokens: float, found: float) -> None:
         """Add the report for a prompt. tokens: of it, that were being computed when it was sent. found: of these, that were
@@ -49,4 +51,4 @@ class InflightSharing:
         self._share = Share()
 
     def __repr__(self) -> str:
-        return f"<InflightSharing, {'apart' if self.apart else 'shared'}>"
+        return f"<InflightSharing, {self.shares}>"

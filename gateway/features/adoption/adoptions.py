@@ -20,10 +20,10 @@ from collections import deque
 from typing import Final
 
 from gateway.core import Core
-from gateway.errors import CLIENT_LEFT, ClientStalled
+from gateway.errors import ClientStalled
 from gateway.features.adoption.identity import Identity, caller_of, identity_of
 from gateway.features.adoption.interrupted import InterruptedPrefills
-from gateway.features.adoption.kept_answer import MAX_KEPT, Abandonments, KeptAnswer, KeptAnswers
+from gateway.features.adoption.kept_answer import LEFT, MAX_KEPT, Abandonments, KeptAnswer, KeptAnswers
 from gateway.features.adoption.metrics import AdoptionMetrics
 from gateway.features.adoption.section import ADOPT_S
 from gateway.features.runs.answer_followers import AnswerFollowers
@@ -32,8 +32,6 @@ from gateway.features.runs.event_log import LOGS_SHARE, MAX_LOGS, Logs
 from gateway.features.runs.places import RunPlaces
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
-from gateway.request.record import SettledRequest
-from gateway.request.slots import Slot
 
 GRACE_SHARE: Final = 0.1
 MAX_GRACE_S: Final = 60.0
@@ -74,9 +72,6 @@ def grace_s(adopt_s: float, spent_s: float) -> float:
     return max(adopt_s, min(adopt_s + GRACE_SHARE * spent_s, MAX_GRACE_S))
 
 
-LEFT: Final = Slot[AbandonedAnswer]("adoption.left")
-
-
 class Adoptions(Abandonments):
     """The abandoned answers of one process (see the module)."""
 
@@ -101,7 +96,7 @@ class Adoptions(Abandonments):
         if not self.places.admit(*place_of(exchange)):
             return False
         answer = AbandonedAnswer(kept, exchange, task, self.logs, self._core)
-        LEFT.set(exchange.record, answer)
+        LEFT.set(exchange.record, kept)
         kept.detach(answer)
         self._wait(answer)
         return True
@@ -168,12 +163,6 @@ class Adoptions(Abandonments):
         for waiting in list(self._waiting.values()):
             for answer in list(waiting):
                 self._give_up(answer, "expired")
-
-    def settled(self, record: SettledRequest) -> None:
-        """The request of an answer has ended: without a client that follows it, its client has left."""
-        answer = LEFT.get(record)
-        if answer is not None and not answer.kept.followed and record.status < 400:
-            record.status, record.error, record.answer.complete = CLIENT_LEFT, "the client left", False
 
     # -- clients that come again
 

@@ -13,12 +13,15 @@ import asyncio
 from secrets import randbits
 from typing import Final
 
-from xxhash import xxh3_128_intdigest
+from xxhash import xxh3_64_intdigest
 
 from gateway.admission.memory import MemoryLease
+from gateway.errors import CLIENT_LEFT
 from gateway.features.runs.detached_answer import DetachedAnswer
 from gateway.request.client import AnswerKeeper, ClientReply
 from gateway.request.exchange import Exchange
+from gateway.request.record import SettledRequest
+from gateway.request.slots import Slot
 from gateway.server.http.request import HttpRequest
 from gateway.upstream.client import PausableSource
 from router.native import mypyc_attr
@@ -66,8 +69,14 @@ class KeptAnswers:
         request = exchange.request
         if not (exchange.dialect.pulsed and exchange.api.metered and isinstance(request, HttpRequest)):
             return False
-        request.keeper = KeptAnswer(self, exchange, xxh3_128_intdigest(exchange.api.body, self.seed))
+        request.keeper = KeptAnswer(self, exchange, xxh3_64_intdigest(exchange.api.body, self.seed))
         return self.waiting > 0
+
+    def settled(self, record: SettledRequest) -> None:
+        """A request has ended. If its client has left, and no other one follows the answer, that is its end."""
+        kept = LEFT.get(record)
+        if kept is not None and not kept.followed and record.status < 400:
+            record.status, record.error, record.answer.complete = CLIENT_LEFT, "the client left", False
 
     def __repr__(self) -> str:
         return f"<KeptAnswers {self.held} bytes, {self.waiting} waiting>"
@@ -301,3 +310,6 @@ class KeptReply(ClientReply):
 
     def __repr__(self) -> str:
         return f"<KeptReply of {self._kept!r}>"
+
+
+LEFT: Final = Slot[KeptAnswer]("adoption.left")  # of requests whose clients have left

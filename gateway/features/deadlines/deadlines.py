@@ -8,7 +8,8 @@ The end of the time cancels the request's task, as its client would by leaving: 
 router's, for the first token only. They are wrong by chance, so a request is refused only if they are SURE times too long, and
 where the prefill rate of the pool is measured.
 
-Requests of the gateway itself (background runs, steps of workflows) have no deadline: their clients may have left.
+Requests of the gateway itself (background runs, steps of workflows) have no deadline: their clients may have left. Nor have
+sessions (a WebSocket to a replica).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Final
 
 from gateway.admission.pool_queue import QUEUE_TIMEOUT
 from gateway.errors import DEADLINE, GatewayError
-from gateway.features.deadlines.headers import LONGEST_S, QUEUE_HEADER, TIMEOUT_HEADER, queue_time_of, timeout_of
+from gateway.features.deadlines.headers import LONGEST_S, QUEUE_HEADER, TIMEOUT_HEADER, has_times, queue_time_of, timeout_of
 from gateway.features.deadlines.metrics import DeadlineMetrics
 from gateway.request.client import InternalRequest
 from gateway.request.exchange import Exchange
@@ -72,10 +73,9 @@ class Deadlines:
             metrics.exceeded.add((reason,), 0)
 
     def concerns(self, exchange: Exchange) -> bool:
-        """True if the client has sent one of the headers."""
-        headers = exchange.request.headers
-        named = headers.get(TIMEOUT_HEADER) is not None or headers.get(QUEUE_HEADER) is not None
-        return named and not isinstance(exchange.request, InternalRequest)
+        """True if the client has sent one of the headers, with a request that is no session."""
+        request = exchange.request
+        return bool(request.derived(has_times)) and not (request.upgrades or isinstance(request, InternalRequest))
 
     async def prepare(self, exchange: Exchange) -> None:
         """Begin to count. Raises GatewayError 400 for an invalid time."""

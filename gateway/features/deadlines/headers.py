@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from gateway.errors import GatewayError, bad_request
+from gateway.request.client import Headers
 
 TIMEOUT_HEADER: Final = "X-Request-Timeout"
 QUEUE_HEADER: Final = "X-Llm-D-Inference-Ttl"  # of llm-d: for the wait in the queue only
@@ -14,6 +15,11 @@ LONGEST_S: Final = 86_400.0
 _SECONDS: Final = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,6})?", re.ASCII)
 _PART: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{0,9})?)(ns|us|µs|ms|s|m|h)", re.ASCII)
 _UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def has_times(headers: Headers) -> bool:
+    """True if a client has sent one of them."""
+    return headers.get(TIMEOUT_HEADER) is not None or headers.get(QUEUE_HEADER) is not None
 
 
 def timeout_of(header: str) -> float:

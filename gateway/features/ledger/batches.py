@@ -93,7 +93,7 @@ class RowMaker:
         """Make the row of an entry. O(1)."""
         (at, request, tenant, key, label, model, alias, pool, replica, endpoint, *others) = entry
         (status, stream, cancelled, resumed, attempts, error, seconds, first, *spent) = others
-        (predicted, available, consumed, bill, run, workflow, session, client, user_agent, code, _) = spent
+        (predicted, available, consumed, bill, run, workflow, session, agent, parent, client, user_agent, code, _) = spent
         at_ms = milliseconds(at)
         failed = not cancelled and status != CLIENT_LEFT and (status >= 400 or bool(error))
         tokens: tuple[int, ...] = _NO_TOKENS
@@ -113,7 +113,7 @@ class RowMaker:
         times = (milliseconds(seconds), -1 if first is None else milliseconds(first))
         counts = (_count(predicted), _count(available), int(consumed is not None), int(bill is not None), estimated)
         begin = (id_, at_ms, clean(request), self._tenant(_name(tenant), at_ms))
-        sender = (clean(session), _name(client), _name(user_agent), _name(code))
+        sender = (clean(session), clean(agent), clean(parent), _name(client), _name(user_agent), _name(code))
         return begin + named + found + times + counts + tokens + money + (clean(run), _name(workflow)) + sender
 
     def _tenant(self, tenant: str, at_ms: int) -> str:

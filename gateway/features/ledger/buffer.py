@@ -14,8 +14,8 @@ _CHAR_BYTES: Final = 4  # memory of a character, at most
 
 # end (Unix seconds), id, tenant, key, label, model, alias, pool, replica, endpoint; status, stream, cancelled,
 # resumed, failed attempts, error; seconds, seconds to the first byte (None: there was none); tokens predicted and available;
-# consumed (None: nothing was metered), bill (None: no price); run and workflow, or ""; session, client, user agent, code of the
-# error, or ""; bytes. Each request makes one: a tuple
+# consumed (None: nothing was metered), bill (None: no price); run and workflow, or ""; session, agent, parent, client,
+# user agent, code of the error, or ""; bytes. Each request makes one: a tuple
 # is smallest.
 Entry = tuple[Any, ...]
 

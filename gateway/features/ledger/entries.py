@@ -50,9 +50,11 @@ class LedgerEntries:
                 run,
                 workflow,
                 sender.session,
+                sender.agent,
+                sender.parent,
                 sender.client,
                 sender.user_agent,
                 request.code,
-                size_of(model, alias, error, sender.session, sender.user_agent),
+                size_of(model, alias, error, sender.session, sender.agent, sender.parent, sender.user_agent),
             )
         )

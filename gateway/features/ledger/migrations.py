@@ -1,6 +1,6 @@
 """Migrations of the ledger's tables, in SQL, which are never edited; `tables.py` has the latest version.
 
-1: without `key`. 2: without `run` and `workflow`. 3: without `session`, `client`, `user_agent` and `code`.
+1: without `key`. 2: without `run` and `workflow`. 3: without `session`, `agent`, `parent`, `client`, `user_agent` and `code`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _add_run(connection: Connection) -> None:
 
 
 def _add_sender(connection: Connection) -> None:
-    _add_texts(connection, "session", "client", "user_agent", "code")
+    _add_texts(connection, "session", "agent", "parent", "client", "user_agent", "code")
 
 
 def _add_texts(connection: Connection, *names: str) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 GROUP: Final = ("day", "tenant", "key", "model", "pool", "endpoint")
 # Of rows only: the daily sums would have too many groups.
-ROW_GROUP: Final = ("run", "workflow", "session", "client", "user_agent", "code")
+ROW_GROUP: Final = ("run", "workflow", "session", "agent", "parent", "client", "user_agent", "code")
 COUNTS: Final = (
     *("requests", "failed", "estimated", "unpriced"),
     *("prompt", "cached", "written", "hours", "completion", "images"),

@@ -28,7 +28,7 @@ versions: Final = version_table("warmroute_ledger_schema", schema)
 # bounded name; model_name: the requested model, with aliases resolved. failed, stream, cancelled: 0 or 1. attempts: failed
 # attempts. ttft_ms: -1: no byte was received. estimated: see `gateway/accounting/consumed.py`. metered: it has consumed
 # tokens or images; priced: its model has a price. predicted, available: cached tokens, by the router. hours: the tokens of
-# `written` with a lifetime of an hour. run, workflow: of a step of a workflow. session, client, user_agent: see
+# `written` with a lifetime of an hour. run, workflow: of a step of a workflow. session, agent, parent, client, user_agent: see
 # `gateway/request/record.py`. code: of the gateway's own error that is the answer.
 rows: Final = Table(
     "warmroute_usage",

@@ -8,8 +8,8 @@ read for longer is disconnected, and gets the whole state again when it reconnec
 The state at the last watcher's end is kept for QUIET_S. A worker with a late answer is missing in one frame. Its previous
 answer stays, so that its next answer counts only the difference.
 
-Bounds: MAX_WATCHERS in this process; RECENT rows of requests; SHOWN_REPLICAS rows of replicas, with SHOWN_MODELS models each;
-MAX_PROCESSES, by their last answers.
+Bounds: MAX_WATCHERS in this process; RECENT rows of requests, UNDER_WAY of running ones; SHOWN_REPLICAS rows of replicas, with
+SHOWN_MODELS models each; MAX_PROCESSES, by their last answers.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ FRAME_S: Final = 1.0
 MAX_WATCHERS: Final = 32
 QUEUED: Final = 10  # frames
 RECENT: Final = 200  # requests
+UNDER_WAY: Final = 100  # requests that have not ended
 SHOWN_REPLICAS: Final = 256
 SHOWN_MODELS: Final = 8
 MAX_PROCESSES: Final = 256  # workers, including ended ones
@@ -102,6 +103,7 @@ class _State:
     replicas: dict[str, list[float]] = field(default_factory=dict)
     pools: dict[str, list[int]] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
+    under_way: list[Json] = field(default_factory=list)
     workers: int = 0
 
     @property
@@ -202,6 +204,7 @@ class Broadcast:
         changed, ended, hidden = self._update(known, pages)
         known.replicas = _summed([each.replicas for each in known.answered.values()])
         known.pools = _summed([page["pools"] for page in pages])
+        known.under_way = sorted([row for page in pages for row in page["under_way"]], key=lambda row: float(row["time"]))
         known.limits = {name: load[2] for page in pages for name, load in page["pools"].items()}
         points = self._dated(known.merger.advance())
         return {**self._state(known), "points": points, "requests": changed, "ended": ended, "hidden": hidden}
@@ -264,6 +267,7 @@ class Broadcast:
                 {"name": name, "waiting": load[0], "running": load[1], "limit": known.limits[name]}
                 for name, load in known.pools.items()
             ],
+            "under_way": known.under_way[:UNDER_WAY],
             "index": {"bytes": trie.size_bytes, "most_bytes": trie.max_bytes, "blocks": trie.blocks, "evicted": trie.evicted},
         }
 

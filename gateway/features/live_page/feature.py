@@ -20,7 +20,8 @@ from gateway.server.routing import Route
 
 
 def install(core: Core) -> None:
-    view = LiveView(_new_id(), Feed(_new_id), RollingSums(core.metrics, lambda: _loads(core.fleet), time.perf_counter))
+    sums = RollingSums(core.metrics, lambda: _loads(core.fleet), time.perf_counter)
+    view = LiveView(_new_id(), Feed(_new_id), sums, core.running, core.wall_clock)
     LiveRequests(view.feed, core.extensions.explainers, core.observers, core.wall_clock)
 
     def endpoints(operator: Operator, local: LocalControl, control: ControlPlane) -> list[Route]:

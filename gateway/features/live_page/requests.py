@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from gateway.accounting.money import dollars
 from gateway.features.live_page.feed import Feed, Row
+from gateway.features.live_page.under_way import sender_of, shown_name
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Explainer
 from gateway.request.named_log import NAMED_LOG
@@ -19,7 +20,6 @@ from gateway.request.settle import Observer
 from gateway.request.slots import Slot
 from router import Candidate, Decision
 
-MAX_CHARS: Final = 100  # per name
 ERROR_CHARS: Final = 300
 MAX_CANDIDATES: Final = 64  # the best of them, and the chosen one
 MAX_ATTEMPTS: Final = 8
@@ -76,8 +76,8 @@ class LiveRequests(Explainer):
         row = _row(request, shown.since or self._now())
         shown.since = row["time"]
         row |= {
-            "pool": name(pool),
-            "replica": name(decision.best.replica),
+            "pool": shown_name(pool),
+            "replica": shown_name(decision.best.replica),
             "reason": decision.reason,
             "estimated_prompt_tokens": decision.prompt_tokens,
             "predicted_cached_tokens": decision.best.matched_tokens,
@@ -96,17 +96,12 @@ class LiveRequests(Explainer):
             self._feed.put(shown.number, _ended(request, since))
 
 
-def name(text: str) -> str:
-    """The text, cut and encodable in UTF-8."""
-    return text[:MAX_CHARS].encode("utf-8", "replace").decode()
-
-
 def _reasons(policy: str, pool: str, decision: Decision, candidates: list[Candidate], further: int) -> Row:
     """further: number of candidates that are not among these."""
     return {
         "policy": policy,
-        "pool": name(pool),
-        "replica": name(decision.best.replica),
+        "pool": shown_name(pool),
+        "replica": shown_name(decision.best.replica),
         "reason": decision.reason,
         "promise": decision.promise,
         "promised_tokens": decision.promised_tokens,
@@ -119,7 +114,7 @@ def _reasons(policy: str, pool: str, decision: Decision, candidates: list[Candid
 
 def _candidate(candidate: Candidate) -> Row:
     cost = {**candidate.cost._asdict(), "total_s": candidate.cost.total_s}
-    return {**candidate._asdict(), "replica": name(candidate.replica), "cost": cost}
+    return {**candidate._asdict(), "replica": shown_name(candidate.replica), "cost": cost}
 
 
 def _row(request: SettledRequest, since: float) -> Row:
@@ -128,13 +123,12 @@ def _row(request: SettledRequest, since: float) -> Row:
     keys = b"" if booking is None else booking.prompt.keys
     log = NAMED_LOG.get(request)
     return {
-        "id": name(request.id),
+        "id": shown_name(request.id),
         "state": "running",
         "time": since,
         "endpoint": request.subject.endpoint,
-        "model": name(request.subject.model),
-        "tenant": request.sender.tenant,
-        "api_key": request.sender.key,
+        "model": shown_name(request.subject.model),
+        **sender_of(request),
         "stream": request.subject.stream,
         "head": keys[:HEAD_BYTES].hex(),
         "blocks": len(keys) // HEAD_BYTES,
@@ -147,12 +141,12 @@ def _ended(request: SettledRequest, since: float) -> Row:
     placement, answer, spent = request.placement, request.answer, request.spent
     used, bill, first = spent.consumed, spent.bill, answer.first_token
     attempts = [
-        {key: name(str(value)) for key, value in attempt.items()} for attempt in placement.failed_attempts[:MAX_ATTEMPTS]
+        {key: shown_name(str(value)) for key, value in attempt.items()} for attempt in placement.failed_attempts[:MAX_ATTEMPTS]
     ]
     ended: dict[str, Any] = {
         "state": "ended",
-        "pool": name(placement.pool),
-        "replica": name(placement.replica),
+        "pool": shown_name(placement.pool),
+        "replica": shown_name(placement.replica),
         "reason": placement.reason,
         "status": request.status,
         "code": request.code,
@@ -170,7 +164,7 @@ def _ended(request: SettledRequest, since: float) -> Row:
         "saved_usd": dollars(bill.saved) if bill else None,
         "resumed": answer.resumed,
         "failed_attempts": attempts,
-        "fallback": name(" -> ".join((*placement.passed, placement.pool))) if placement.passed else "",
+        "fallback": shown_name(" -> ".join((*placement.passed, placement.pool))) if placement.passed else "",
         "cancelled": request.cancelled,
     }
     return {**_row(request, since), **ended}

@@ -6,6 +6,7 @@ and answers are msgpack. The watcher's process merges the answers: `gateway/feat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -13,15 +14,21 @@ import msgspec
 from gateway.cluster.messages import MessageError
 from gateway.features.live_page.feed import Feed
 from gateway.features.live_page.sums import RollingSums
+from gateway.features.live_page.under_way import rows_under_way
+from gateway.request.running import RunningRequests
 
 TOPIC: Final = "live_page"
 
 
 class LiveView:
-    """process: the id of this process during its life."""
+    """process: the id of this process during its life. running: the running requests. wall_clock: Unix seconds."""
 
-    def __init__(self, process: str, feed: Feed, sums: RollingSums) -> None:
+    def __init__(
+        self, process: str, feed: Feed, sums: RollingSums, running: RunningRequests, wall_clock: Callable[[], float]
+    ) -> None:
         self.process = process
+        self._running = running
+        self._wall_clock = wall_clock
         self.feed = feed
         self.sums = sums
 
@@ -39,6 +46,7 @@ class LiveView:
         page["process"] = self.process
         page["samples"] = self.sums.since(after)
         page["replicas"] = self.sums.replicas
+        page["under_way"] = rows_under_way(self._running.exchanges, now, self._wall_clock() - now)
         page["pools"] = dict(self.sums.pools())
         return msgspec.msgpack.encode(page)
 

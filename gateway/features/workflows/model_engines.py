@@ -25,7 +25,7 @@ def engine_traits(workflow: Workflow, core: Core) -> EngineTraits:
         slots = any(engine.slots for engine in engines)
         if config.gate is True:
             gated[name] = GatedEngine(slots=slots, most_s=config.max_s)
-        elif config.gate == AUTO and not all(engine.shares_inflight for engine in engines):
+        elif config.gate == AUTO and not all(core.router.shares_inflight(replica) for replica in target.replicas):
             rates = [core.router.ledger.rates.of(replica) for replica in target.replicas]
             rate = min((rate.value for rate in rates if rate.pool.known), default=0.0)
             gated[name] = GatedEngine(rate, slots, token_bytes=core.router.units_per_token(target.label))

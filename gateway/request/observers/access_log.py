@@ -30,6 +30,10 @@ class AccessLog:
             line["key"] = sender.key
         if sender.session:
             line["session"] = sender.session
+        if sender.agent:
+            line["agent"] = sender.agent
+        if sender.parent:
+            line["parent"] = sender.parent
         if sender.client:
             line["client"] = sender.client
         if sender.user_agent:

@@ -85,7 +85,8 @@ class ChoosePhase:
         if not target.replicas:
             return  # the attempt fails
         exchange.target = target
-        booking.move(self._candidates(exchange, booking.prompt, now), now)
+        if live := self._candidates(exchange, booking.prompt, now):
+            booking.move(live, now)
         placement.reason, placement.estimated_prompt_tokens = booking.decision.reason, booking.decision.prompt_tokens
 
     def _candidates(self, exchange: Exchange, prompt: Prompt, now: float) -> Collection[str]:

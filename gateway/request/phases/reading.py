@@ -140,6 +140,9 @@ def _describe(exchange: Exchange) -> None:
     api, subject = exchange.api, exchange.record.subject
     subject.stream, subject.metered, subject.countable, subject.alias = api.stream, api.metered, api.countable, api.alias
     if session := exchange.caller.session or api.session:
-        exchange.record.sender.session = bounded(session)
+        sender = exchange.record.sender
+        sender.session = bounded(session)
+        if exchange.caller.agent or exchange.caller.parent:
+            sender.agent, sender.parent = bounded(exchange.caller.agent), bounded(exchange.caller.parent)
     posts = exchange.request.method == "POST"
     subject.generates = api.metered or (posts and generates(subject.endpoint, has_prompt=api.has_prompt))

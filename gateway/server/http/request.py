@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from io import BytesIO
 from typing import Any, Final, Protocol
@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl
 
 from gateway.admission.memory import MemoryLease, holding, peak_of
 from gateway.errors import GatewayError, over_budget
-from gateway.request.client import Caller, ClientReply, ClientRequest, caller_of
+from gateway.request.client import Caller, ClientReply, ClientRequest, Headers, caller_of
 from gateway.server.http.inflate import INFLATER_BYTES, THREAD_SLICE, Inflater
 from gateway.server.http.request_head import CACHED_BYTES, HEAD_COPIES, UNKNOWN_CODING, HeaderFields, RequestStart, invalid_http
 from gateway.server.http.response import HttpReply, ReplyConnection
@@ -33,6 +33,7 @@ PIECE: Final = 64 << 10  # bytes of a compressed body
 MIN_MAX_BODY: Final = 1 << 20  # minimum of limits.body_mb
 
 _NO_PARAMETERS: Final[Mapping[str, str]] = {}
+_UNREAD: Final = object()
 
 
 class RequestConnection(ReplyConnection, Protocol):
@@ -96,6 +97,10 @@ class HttpRequest(ClientRequest):
     @property
     def complete(self) -> bool:
         return not self._left
+
+    @property
+    def attended(self) -> bool:
+        return self.connection.transport is not None
 
     @property
     def lingers(self) -> bool:
@@ -221,6 +226,13 @@ class HttpRequest(ClientRequest):
             head.caller = caller = caller_of(head.fields)
             caller.ambiguous = not head.fields.distinct and any(head.fields.repeats(name) for name in CREDENTIALS)
         return head.caller
+
+    def derived(self, read: Callable[[Headers], Any]) -> Any:
+        values = self.head.derived
+        found = values.get(read, _UNREAD)
+        if found is _UNREAD:
+            values[read] = found = read(self.headers)
+        return found
 
     def upstream_headers(self) -> bytes:
         head = self.head

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, unquote_to_bytes
 
 from gateway.errors import GatewayError, bad_request, head_too_large, line_too_long
@@ -98,13 +98,14 @@ class RequestHead:
     target: path and query for a replica. path: decoded, without its query. http11: HTTP/1.1, else 1.0. length: of a
     Content-Length in an unusual spelling; -1: none. coding: the content coding. expects: the client waits for a 100. simple:
     HTTP/1.1, no host in the target, no repeated header. Derived values: upstream_lines, its header lines for a replica; direct,
-    True if it came without a proxy (`access.py`); caller, as named in it.
+    True if it came without a proxy (`access.py`); caller, as named in it; derived, further ones by their functions.
     """
 
     __slots__ = (
         "caller",
         "chunked",
         "coding",
+        "derived",
         "direct",
         "expects",
         "fields",
@@ -143,6 +144,7 @@ class RequestHead:
         self.upstream_lines: bytes | None = None
         self.direct: bool | None = None
         self.caller: Caller | None = None
+        self.derived: dict[object, Any] = {}
 
     def __repr__(self) -> str:
         return f"<RequestHead {self.method} {self.target}, {self.fields!r}>"

@@ -195,8 +195,7 @@ async def test_silent_clients_are_bounded_and_keep_nobody_else_out(folder: Path)
     tls = ListenerTls(config_of(ours.certificate("gateway", san=SAN)))
     async with FakeReplica() as replica, running(replica) as run, secured(run, tls) as port:
         handshakes = Handshakes(clients_runner(run.gateway.served), tls, max_opening=10)
-        accepted = AcceptedConnections(clients_runner(run.gateway.served), tls)
-        accepted._handshakes = handshakes
+        accepted = AcceptedConnections(clients_runner(run.gateway.served), handshakes=handshakes)
         listener = socket.create_server(("127.0.0.1", 0))
         silent = [await asyncio.open_connection(*listener.getsockname()) for _ in range(12)]
         for _ in silent:

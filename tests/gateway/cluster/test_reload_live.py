@@ -111,7 +111,9 @@ async def test_a_stream_goes_on_while_its_replica_leaves(config: ConfigMap, by: 
             config.swap(text_of(new))
             if by == "SIGHUP":
                 gateway.hang_up()
-            await gateway.logged(lambda line: line.get("message") == "configuration reloaded")
+            line = await gateway.logged(lambda line: line if line.get("message") == "configuration reloaded" else None)
+            names = sorted([f"{old.name} (gone)", f"{new.name} (new)"])
+            assert sorted(line["changed"]) == [f"pools.default.replicas.{name}" for name in names]
             assert await gateway.post() == (200, new.name)
             row = (await gateway.replicas())[old.name]
             assert (row["leaving"], row["inflight"]) == (True, 1)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.conftest import Running, eventually, running
-from tests.support.fakes import FakeReplica, FakeRequest, dies_now, streams
+from tests.support.fakes import FakeReplica, FakeRequest, dies_now, models, streams
 
 Lines = Callable[[], list[dict[str, Any]]]
 HEAD = "You work on source code. " * 400
@@ -174,6 +174,13 @@ async def test_engines_that_share_in_flight_get_all_at_once(engine_name: str) ->
         await eventually(lambda: len(engine.arrived) == 6)
         engine.computed.set()
         assert await asyncio.gather(*sent) == [200] * 6
+
+
+async def test_the_kind_of_a_recognised_engine_is_known_to_the_router() -> None:
+    """It is recognised after it has joined, and reports no KV size."""
+    async with FakeReplica(listing=models("m", owner="llamacpp")) as one, FakeReplica() as two, running(one, two) as run:
+        router = run.gateway.router
+        assert [router.shares_inflight(each.name) for each in (one, two)] == [False, None]
 
 
 async def test_a_gateway_that_goes_down_ends_those_who_wait() -> None:

@@ -34,6 +34,14 @@ async def test_a_line_has_the_session_the_address_and_the_user_agent(request_lin
     assert who(request_lines()[2]) == (None, "127.0.0.1", CLAUDE["User-Agent"]), "its body was never read as one"
 
 
+async def test_a_line_has_the_agent_and_its_parent(request_lines: Lines) -> None:
+    agent = {"X-Claude-Code-Agent-Id": "a-2", "X-Claude-Code-Parent-Agent-Id": "a-1"}
+    async with FakeReplica([answers()]) as replica, running(replica) as run:
+        await run.post(headers={**CLAUDE, **agent})
+        await run.post(headers=CLAUDE)
+    assert [(line.get("agent"), line.get("parent")) for line in request_lines()] == [("a-2", "a-1"), (None, None)]
+
+
 async def test_one_key_leaves_clients_out_from_the_next_request_on(request_lines: Lines) -> None:
     async with FakeReplica([answers()]) as replica, running(replica) as run:
         await run.post(headers=CLAUDE)

@@ -24,8 +24,8 @@ from gateway.features.table import read
 
 DESCRIPTION: Final = (
     "Show usage and cost by tenant, model and the like, from the ledger (`ledger.url`). Whole days come from daily sums,"
-    " incomplete days at both ends, and all days by run, workflow, session, client, user agent or code, from the rows of"
-    " requests, as long as these are stored."
+    f" incomplete days at both ends, and all days by {', '.join(ROW_GROUP[:-1])} or {ROW_GROUP[-1]}, from the rows of requests,"
+    " as long as these are stored."
     " Days are UTC days."
 )
 NAMES: Final = (*GROUP, *ROW_GROUP)

@@ -29,17 +29,18 @@ function log(row) {
   return row.log_sent ? `${count(row.log_entries)} ${row.log_entries === 1 ? "entry" : "entries"}, ${SENT[row.log_sent]}` : undefined;
 }
 
-const WIDE = new Set(["Request", "Error", "Fallback"]);
+const WIDE = new Set(["Request", "Error", "Fallback", "Session", "User agent"]);
 
 function Facts({ row }) {
   const facts = [
     ["Request", shown(row.id)], ["Time", clock(row.time)], ["Endpoint", row.endpoint], ["Model", shown(row.model)], ["Tenant", shown(row.tenant)],
-    ["API key", row.api_key], ["Pool", shown(row.pool)], ["Replica", shown(row.replica)], ["Fallback", shown(row.fallback)],
+    ["API key", row.api_key], ["Session", shown(row.session)], ["Agent", shown(row.agent)], ["Parent", shown(row.parent)],
+    ["Client", row.client], ["User agent", shown(row.user_agent)], ["Pool", shown(row.pool)], ["Replica", shown(row.replica)], ["Fallback", shown(row.fallback)],
     ["Prompt log", log(row)],
     ["Prompt tokens", row.prompt_tokens ?? undefined, count], ["Cached tokens", row.cached_tokens ?? undefined, count],
     ["Answer tokens", row.completion_tokens ?? undefined, count], ["Estimated", row.estimated], ["In queue", row.queued_s || undefined, duration],
     ["First token", row.ttft_s ?? undefined, duration], ["Whole", row.seconds, duration], ["Cost", row.cost_usd ?? undefined, money],
-    ["Saved", row.saved_usd ?? undefined, money], ["Status", row.status], ["Error", shown(row.error || row.code)],
+    ["Saved", row.saved_usd ?? undefined, money], ["Status", row.status], ["Code", shown(row.code)], ["Error", shown(row.error)],
   ];
   return html`<dl class="facts">${facts.filter(([, value]) => value !== undefined && value !== "").map(([name, value, format]) => html`
     <div class=${WIDE.has(name) ? "wide" : ""}><dt>${name}</dt><dd><bdi>${format ? format(value) : value}</bdi></dd></div>`)}</dl>`;

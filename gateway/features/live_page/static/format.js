@@ -73,6 +73,12 @@ export function clock(seconds) {
   return CLOCK.format(new Date(seconds * 1000));
 }
 
+/** 1st, 2nd, 3rd, 4th, 11th. */
+export function ordinal(number) {
+  const ending = Math.floor(number / 10) % 10 === 1 ? "th" : ({ 1: "st", 2: "nd", 3: "rd" }[number % 10] ?? "th");
+  return `${number}${ending}`;
+}
+
 export function bytes(value) {
   if (value >= 1 << 30) return `${(value / (1 << 30)).toFixed(1)} GiB`;
   if (value >= 1 << 20) return `${(value / (1 << 20)).toFixed(1)} MiB`;

@@ -1,9 +1,11 @@
 // Requests as they happen. A row opens the reasons of its decision.
 import { html, useRef, useState, Badge, Empty, Name, Scroll } from "./view.js";
 import { Explain } from "./explain.js";
+import { UnderWay } from "./underway.js";
 import { clock, count, duration, money, percent, rate, share, short } from "./format.js";
 
-const FIELDS = ["id", "model", "tenant", "api_key", "replica", "pool", "reason", "code", "endpoint", "log_sent"];
+const FIELDS = ["id", "model", "tenant", "api_key", "session", "agent", "client", "user_agent", "replica", "pool", "reason", "code", "error",
+  "endpoint", "log_sent"];
 
 function outcome(row) {
   if (row.state === "running") return ["wait", "running"];
@@ -61,25 +63,27 @@ export function Requests({ live }) {
   const rows = paused ?? [...live.requests.values()].sort((one, other) => other.time - one.time);
   const search = useRef(null);
   const needle = wanted.trim().toLowerCase();
-  const found = rows.filter((row) => !needle || FIELDS.some((field) => String(row[field] ?? "").toLowerCase().includes(needle))
-    || String(row.status ?? "").startsWith(needle));
+  const matches = (row) => !needle || FIELDS.some((field) => String(row[field] ?? "").toLowerCase().includes(needle))
+    || String(row.status ?? "").startsWith(needle);
+  const found = rows.filter(matches);
   const logs = rows.some((row) => row.log_sent); // for most gateways the column would be empty
   const heads = HEADS.filter(([text]) => logs || text !== "Log");
   return html`
     <div class="toolbar">
       <label class="search"><span>Filter</span><input type="search" ref=${search} value=${wanted} maxlength="100" spellcheck=${false}
-        placeholder="model, tenant, replica, id, status" onInput=${(event) => setWanted(event.target.value)} /></label>
+        placeholder="model, session, client, code, status" onInput=${(event) => setWanted(event.target.value)} /></label>
       <button type="button" aria-pressed=${paused ? "true" : "false"} onClick=${() => setPaused(paused ? null : rows)}>
         ${paused ? "Go on" : "Pause"}</button>
       <p class="hint">${paused ? "The list stands still." : html`<${Sampling} live=${live} />`}</p>
     </div>
+    ${!paused && html`<${UnderWay} rows=${live.frame.under_way} now=${live.now} matches=${matches} />`}
     <section class="panel">
       ${found.length ? html`<${Scroll} label="Requests"><table class="cards dense">
         <caption class="unseen">The last requests, the newest first</caption>
         <thead><tr>${heads.map(([text, number]) => html`<th scope="col" class=${number ? "number" : ""}>${text}</th>`)}</tr></thead>
         <tbody>${found.map((row) => html`<${Row} key=${row.key} row=${row} logs=${logs} onOpen=${setOpen} />`)}</tbody>
       </table></${Scroll}>` : needle
-        ? html`<${Empty} title="No request matches">${count(rows.length)} are known. Filter by a part of a model's, tenant's or replica's name, an id, or a status.</${Empty}>`
+        ? html`<${Empty} title="No request matches">${count(rows.length)} are known. Filter by a part of a name (model, tenant, key, session, client, replica, endpoint), an id, an error, or a status.</${Empty}>`
         : html`<${Empty} title="No requests since this page was opened">They appear when their replica is chosen. Send one to
           <code>/v1/chat/completions</code> of the clients' port.</${Empty}>`}
     </section>

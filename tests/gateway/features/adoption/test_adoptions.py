@@ -34,6 +34,7 @@ from tests.gateway.features.translation.test_translation import chat_only
 from tests.gateway.request.test_dialects import CHAT, MESSAGES, RESPONSES, events, message, response
 from tests.gateway.request.test_pulses import BODIES, COMPLETION, PING, STREAMS, once
 from tests.gateway.request.test_robust import dial, post, read_answer
+from tests.support.compiled import uncompiled
 from tests.support.fakes import (
     DONE,
     STREAM_HEAD,
@@ -523,6 +524,7 @@ class UnreadReply(BytesReply):
         super().end(last)
 
 
+@uncompiled
 @pytest.mark.parametrize("flowing", [True, False])
 def test_an_answer_is_received_once_nothing_of_it_waits_in_the_gateway(flowing: bool) -> None:
     left_, inner = Left(), UnreadReply()
@@ -534,6 +536,7 @@ def test_an_answer_is_received_once_nothing_of_it_waits_in_the_gateway(flowing: 
     assert (left_.count, bytes(inner.body)) == (0 if flowing else 1, b"ab")
 
 
+@uncompiled
 def test_a_client_that_leaves_while_the_end_is_written_has_not_received_it() -> None:
     """Its connection says so later than the write that fails."""
     left_, inner = Left(), UnreadReply()
@@ -660,6 +663,7 @@ class Source(PausableSource):
         self.paused = False
 
 
+@uncompiled
 async def test_a_follower_that_does_not_read_pauses_the_replica() -> None:
     first, second = Source(), Source()
     generation = DetachedAnswer(("o", "1"), Logs(), Budget(1 << 20).lease("c"), lambda: 0.0)

@@ -17,6 +17,8 @@ from gateway.request.client import ClientReply, InternalRequest
 from gateway.request.exchange import Exchange
 from gateway.request.record import new_record
 from tests.gateway.conftest import BODY, Running, eventually, running
+from tests.gateway.features.websocket.test_responses_socket import answer as receive_all
+from tests.gateway.features.websocket.test_responses_socket import dial, send
 from tests.support.fakes import FakeReplica, answers, hangs, streams
 from tests.support.in_memory import BytesReply, BytesRequest
 
@@ -186,6 +188,15 @@ async def test_the_next_request_of_the_connection_goes_on() -> None:
         assert len(replica.requests) == 5
 
 
+async def test_on_a_websocket_it_counts_for_each_message() -> None:
+    async with hanging() as (replica, run), dial(run, additional_headers=SOON) as client:
+        for _ in range(2):
+            await send(client)
+            (error,) = await receive_all(client)
+            assert (error["type"], error["status"], error["error"]["code"]) == ("error", 504, "deadline_exceeded")
+        assert len(replica.requests) == 2
+
+
 async def test_a_computed_prompt_is_paid_for(request_lines: Lines) -> None:
     async with hanging(prices={"m": {"input": 1.0, "output": 1.0}}) as (_, run):
         assert (await run.post(headers=SOON))[0] == 504
@@ -219,5 +230,7 @@ def test_a_request_of_the_gateway_itself_has_none() -> None:
 
             assert deadlines.concerns(exchange_of(asked))
             assert not deadlines.concerns(exchange_of(InternalRequest(asked, "r", reply, asked.lease)))
+            asked.upgrades = True
+            assert not deadlines.concerns(exchange_of(asked)), "nor a session"
 
     asyncio.run(check())

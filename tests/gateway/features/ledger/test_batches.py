@@ -50,6 +50,8 @@ def test_a_row_has_what_the_record_has() -> None:
             code="c",
             failed_attempts=({"replica": "x"},) * 3,
             session="s-1",
+            agent="a-1",
+            parent="a-0",
             client="10.0.0.7",
             user_agent="curl/8",
         )
@@ -60,13 +62,13 @@ def test_a_row_has_what_the_record_has() -> None:
         *(1500, 250, 700, 750, 1, 1, ""),
         *(1000, 800, 50, 10, 100, 2),
         *(150, 80, 50, 300, 7, 720),
-        *("run_1", "support?", "s-1", "10.0.0.7", "curl/8", "c"),
+        *("run_1", "support?", "s-1", "a-1", "a-0", "10.0.0.7", "curl/8", "c"),
     )
 
 
 def test_a_request_that_consumed_nothing_has_zeros() -> None:
     row = row_of(record(consumed=None, bill=None, first_token=None, status=503, error="no replica"))
-    assert row[10:] == (*(503, 1, 0, 0, 0, 0, "no replica"), *(1500, -1, 700, 750, 0, 0, ""), *[0] * 12, *[""] * 6)
+    assert row[10:] == (*(503, 1, 0, 0, 0, 0, "no replica"), *(1500, -1, 700, 750, 0, 0, ""), *[0] * 12, *[""] * 8)
 
 
 @pytest.mark.parametrize(
@@ -99,9 +101,9 @@ def test_what_has_failed(values: dict[str, object], failed: int) -> None:
 )
 def test_texts_are_printable_and_short(text: str, cleaned: str) -> None:
     assert clean(text) == cleaned
-    texts = ("model", "alias", "label", "tenant", "key", "error", "session", "client", "user_agent", "code")
+    texts = ("model", "alias", "label", "tenant", "key", "error", "session", "agent", "parent", "client", "user_agent", "code")
     row = row_of(record(**dict.fromkeys(texts, text), status=400))
-    assert [row[at] for at in (2, 3, 4, 5, 6, 16, -4, -3, -2, -1)] == [cleaned] * 10
+    assert [row[at] for at in (2, 3, 4, 5, 6, 16, *range(-6, 0))] == [cleaned] * 12
 
 
 @given(st.text())
@@ -125,7 +127,7 @@ def test_absurd_counts_and_amounts_are_brought_into_their_ranges() -> None:
     used = Consumption(Usage(10**30, -5, 10**12, 10**10, -1), -(10**20))
     row = row_of(record(consumed=used, bill=Bill(10**30, -(10**30), 3, -(10**19)), predicted_cached_tokens=10**20))
     assert row[19] == MAX_COUNT
-    assert row[24:-6] == (*(MAX_COUNT, MAX_COUNT, MAX_COUNT, 0, 0, 0), *(MOST, -MOST, 0, 3, 0, -MOST))
+    assert row[24:-8] == (*(MAX_COUNT, MAX_COUNT, MAX_COUNT, 0, 0, 0), *(MOST, -MOST, 0, 3, 0, -MOST))
 
 
 def ids(batch: LedgerBatch) -> list[str]:

@@ -129,7 +129,14 @@ async def with_version_3(url: str) -> None:
 async def test_version_3_gets_senders_and_its_gateways_go_on_to_write(url: str) -> None:
     await with_version_3(url)
     async with stored(url) as (store, database):
-        sender = {"session": "s-1", "client": "10.0.0.7", "user_agent": "curl/8", "code": "overloaded"}
+        sender = {
+            "session": "s-1",
+            "agent": "a-1",
+            "parent": "a-0",
+            "client": "10.0.0.7",
+            "user_agent": "curl/8",
+            "code": "overloaded",
+        }
         await store.write(maker().batch(Entries().of(record(**sender)), NOON))
         there = (*OLD_ROW, "key", "run", "workflow")
         names = ", ".join(there)
@@ -137,7 +144,7 @@ async def test_version_3_gets_senders_and_its_gateways_go_on_to_write(url: str) 
         statement = text(f"INSERT INTO warmroute_usage ({names}) VALUES ({values})")
         await database.write(lambda connection: connection.execute(statement))
         found = {tuple(row[name] for name in ("tenant", *sender)) for row in await database.read(all_rows)}
-        assert found == {("t", *sender.values()), ("tenant", *[""] * 4), ("z", *[""] * 4)}
+        assert found == {("t", *sender.values()), ("tenant", *[""] * 6), ("z", *[""] * 6)}
         assert await database.read(version) == [VERSION]
 
 

@@ -30,7 +30,7 @@ def events(seed: int) -> list[tuple[int, dict[str, Any]]]:
         values: dict[str, Any] = {name: chance.choice("ab") for name in ("tenant", "key", "pool")}
         values["label"] = chance.choice(["m", "n"])
         values["fields"] = chance.choice([None, {"trace_id": "t"}, {"run": "run_1", "workflow": "w"}])
-        values |= {name: chance.choice(["", "a"]) for name in ("session", "client", "user_agent", "code")}
+        values |= {name: chance.choice(["", "a"]) for name in ("session", "agent", "parent", "client", "user_agent", "code")}
         values["status"] = chance.choice([200, 200, 500])
         values["consumed"] = Consumption(Usage(chance.randrange(9999), 5, 7, 1), 0, chance.choice(["", "cached"]))
         values["bill"] = chance.choice([None, Bill(chance.choice([1, MOST]), 2, 3, chance.randint(-MOST, MOST), 5, 6)])

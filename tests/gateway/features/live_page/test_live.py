@@ -10,21 +10,29 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from gateway.admission.pool_queue import Place
+from gateway.dialects.table import DIALECTS
 from gateway.features.live_page.broadcast import MAX_WATCHERS, RECENT, Broadcast
 from gateway.features.live_page.feed import BURST, QUIET_S
 from gateway.features.live_page.live import LiveEndpoints
+from gateway.features.live_page.under_way import MAX_ROWS, SHOWN_AFTER_S, rows_under_way
 from gateway.features.live_page.view import LiveView
+from gateway.request.exchange import Exchange
+from gateway.request.record import SettledRequest
 from gateway.server.endpoints import ADMIN, side_runner
 from tests.gateway.conftest import BODY, Running, eventually, listening, running
 from tests.gateway.features.workers.conftest import star
 from tests.support.fakes import FakeReplica, answers, models, status, streams
+from tests.support.in_memory import BytesRequest
 
 ENDPOINTS = ["/warmroute/live", "/warmroute/live/events", "/warmroute/live/requests/a:1", "/warmroute/trie"]
+CHAT = "/v1/chat/completions"
 PRICES = {"*": {"input": 1.0, "cached_input": 0.1, "output": 2.0}}
 
 
@@ -97,6 +105,76 @@ async def test_requests_are_shown_as_they_happen() -> None:
         assert candidate["replica"] == one.name
         assert candidate["cost"]["total_s"] == pytest.approx(sum(v for k, v in candidate["cost"].items() if k != "total_s"))
         assert (await run.get("/warmroute/live/requests/a:1"))[0] == 404
+
+
+async def test_what_is_under_way_is_shown_with_its_owner_and_its_place_whenever_the_watch_began(tmp_path: Path) -> None:
+    """Also a request without a client, and one that waits in a queue: before the first question, and without rows of a feed."""
+    hold = asyncio.Event()
+    state = {"url": f"sqlite:///{tmp_path}/state.sqlite"}
+    async with FakeReplica([streams("a", hold=hold), answers(), answers()]) as one:
+        pools = [{"replicas": [one.url], "max_inflight": 1, "queue_s": 3600}]
+        async with running(one, pools=pools, state=state, limits={"keepalive_s": 0, "drain_timeout_s": 1}) as run:
+            sent = {"X-Request-Id": "r1", "X-Tenant-Id": "acme", "Session-Id": "s-1", "User-Agent": "codex_cli_rs/1"}
+            first = asyncio.create_task(
+                run.session.post(run.url + CHAT, json={**BODY, "stream": True}, headers=sent).__aenter__()
+            )
+            await eventually(lambda: one.requests)
+            pool = run.gateway.fleet.target("m").admission
+            second = asyncio.create_task(run.post(headers={"X-Request-Id": "r2", "X-Tenant-Id": "blue"}))
+            await eventually(lambda: pool.waiting == 1)
+            begun = await run.post({"model": "m", "input": "hi", "background": True}, path="/v1/responses")
+            await eventually(lambda: pool.waiting == 2)
+            rows: dict[str, Any] = {}
+            while len(rows) < 3 or rows["r1"]["state"] == "computing":  # from their second second on
+                rows = {row["id"]: row for row in (await asked(run))["under_way"]}
+            own = begun[2]["id"]
+            assert [rows[id_]["state"] for id_ in ("r1", "r2", own)] == ["answering", "queued", "queued"]
+            assert [rows[id_]["attended"] for id_ in ("r1", "r2", own)] == [True, True, False]
+            assert [rows[id_]["place"] for id_ in ("r1", "r2", own)] == [None, 1, 2]
+            assert [rows["r1"][name] for name in ("tenant", "session", "client", "user_agent", "replica", "model")] == [
+                *("acme", "s-1", "127.0.0.1", "codex_cli_rs/1", one.name, "m")
+            ]
+            assert rows[own]["client"] == "127.0.0.1", "of the client that asked for it"
+            hold.set()
+            await (await first).read()
+            await second
+            await eventually(lambda: len(one.requests) == 3)
+            while (await asked(run))["under_way"]:
+                pass
+
+
+async def test_a_request_that_its_client_has_left_runs_unattended() -> None:
+    """Until an equal request adopts it."""
+    hold = asyncio.Event()
+    async with (
+        FakeReplica([streams("a", hold=hold)]) as one,
+        running(one, limits={"adopt_s": 3600, "drain_timeout_s": 1}) as run,
+    ):
+        answer = await run.session.post(run.url + CHAT, json={**BODY, "stream": True}).__aenter__()
+        rows: list[dict[str, Any]] = []
+        while not rows:
+            rows = (await asked(run))["under_way"]
+        assert rows[0]["attended"]
+        answer.close()
+        while rows[0]["attended"]:
+            rows = (await asked(run))["under_way"]
+        hold.set()
+        async with run.session.post(run.url + CHAT, json={**BODY, "stream": True}) as adopted:
+            assert b'"a"' in await adopted.read()
+        assert len(one.requests) == 1
+
+
+def test_of_a_flood_of_waiting_requests_the_oldest_have_rows() -> None:
+    def made(number: int, *, queued: bool) -> Exchange:
+        exchange = Exchange(BytesRequest(b"{}", CHAT), DIALECTS[CHAT], SettledRequest(f"r-{number}", CHAT, float(number)))
+        exchange.place = Place() if queued else None
+        return exchange
+
+    flood = [made(number, queued=number % 2 == 0) for number in range(1000)]
+    rows = rows_under_way(flood, 2000.0, 5.0)
+    assert [row["id"] for row in rows] == [f"r-{number}" for number in range(2 * MAX_ROWS)]
+    assert rows[3]["time"] == 8.0
+    assert rows_under_way(flood[:1], SHOWN_AFTER_S / 2, 0.0) == []
 
 
 async def test_all_candidates_are_explained_and_failures_are_shown() -> None:

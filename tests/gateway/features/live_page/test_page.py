@@ -17,17 +17,19 @@ from playwright.async_api import Browser, Page, expect
 from bench.measure.ports import free_port
 from gateway.features.live_page.broadcast import MAX_WATCHERS
 from tests.chaos.stage import Child
-from tests.gateway.conftest import running
+from tests.gateway.conftest import BODY, eventually, running
 from tests.gateway.features.live_page.conftest import converse, fleet, opened
 from tests.support.browser import PHONE, Scheme
 from tests.support.browser import tab as blank
-from tests.support.fakes import FakeReplica, FakeRequest, answers, http, models, status
+from tests.support.fakes import FakeReplica, FakeRequest, answers, http, models, status, streams
 from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 from tests.support.tiers import gate
 
 pytestmark = [pytest.mark.tools, pytest.mark.asyncio(loop_scope="module")]
 expect.set_options(timeout=40_000)
 
+BARS_IN_THEIR_CELLS = """() => [...document.querySelectorAll("td.timeline")].every(
+    (cell) => cell.firstElementChild.getBoundingClientRect().right <= cell.getBoundingClientRect().right + 1)"""
 TABS = ["Overview", "Replicas", "Requests", "Runs", "Prefix index", "Keys", "Doctor"]
 
 
@@ -180,6 +182,36 @@ async def test_a_run_with_the_longest_names_and_hostile_replicas_fits(browser: B
             assert "owned" not in await page.title()
             assert await tab.violations() == []
             assert await tab.overflow() <= 0
+            assert await page.evaluate(BARS_IN_THEIR_CELLS)
+
+
+@pytest.mark.parametrize("size", [None, PHONE], ids=["desk", "phone"])
+async def test_waiting_requests_are_shown_with_their_owner_and_place(browser: Browser, size: Any) -> None:
+    hold = asyncio.Event()
+    async with FakeReplica([streams("a", hold=hold), answers()]) as one:
+        pools = [{"replicas": [one.url], "max_inflight": 1, "queue_s": 3600}]
+        async with (
+            running(one, pools=pools, limits={"drain_timeout_s": 1}) as run,
+            opened(browser, run, "#requests", size=size) as tab,
+        ):
+            url, owner = (
+                f"{run.url}/v1/chat/completions",
+                {"X-Tenant-Id": "acme", "Session-Id": "<b>s-1</b>", "User-Agent": "y" * 500},
+            )
+            first = asyncio.create_task(run.session.post(url, json={**BODY, "stream": True}).__aenter__())
+            await eventually(lambda: one.requests)
+            second = asyncio.create_task(run.post(headers=owner))
+            panel = tab.page.get_by_role("region", name="Under way for more than a second")
+            row = panel.get_by_role("row").filter(has_text="acme")
+            await expect(row).to_contain_text("1st in the queue")
+            await expect(row).to_contain_text("<b>s-1</b>")
+            assert await tab.violations() == []
+            assert await tab.overflow() <= 0
+            await tab.page.get_by_label("Filter").fill("nobody")
+            await expect(panel).to_have_count(0)
+            hold.set()
+            await (await first).read()
+            await second
 
 
 async def test_the_list_can_be_filtered_and_paused(browser: Browser) -> None:

@@ -8,6 +8,7 @@ from gateway.cluster.messages import MessageError
 from gateway.features.live_page.feed import Feed
 from gateway.features.live_page.sums import FIELDS, MAX_SAMPLES, STEP_S, RollingSums
 from gateway.features.live_page.view import LiveView
+from gateway.request.running import RunningRequests
 from gateway.telemetry.metrics import Metrics
 
 
@@ -53,7 +54,7 @@ def test_where_samples_are_dear_they_are_rare() -> None:
 
 
 def test_what_is_no_question_is_refused() -> None:
-    view = LiveView("p", Feed(lambda: "r"), made(Metrics()))
+    view = LiveView("p", Feed(lambda: "r"), made(Metrics()), RunningRequests(), lambda: 0.0)
     for raw in (b"", b"x", b"\x80", b"\x81\xa7cursors\x01", b"\x93\x01\x02\x03", b"\xc0"):
         try:
             view.answer(raw, 0.0)

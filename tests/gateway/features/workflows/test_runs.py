@@ -276,8 +276,8 @@ async def test_a_killed_call_is_closed_at_the_engine_at_once() -> None:
     [
         ("llamacpp", "end", "auto", True, 1),
         ("llamacpp", "end", True, True, 1),
-        ("llamacpp", "end", False, False, 3),
         ("somebody", "first token", "auto", True, 1),
+        ("somebody", "first token", False, False, 3),
         ("warmroute", "first token", "auto", True, 1),
         ("vllm", "in flight", "auto", False, 1),
         ("vllm", "in flight", True, True, 1),
