@@ -108,6 +108,7 @@ class Running:
 
 # `test_features.py` runs the core's tests where there are no features, and so no such section.
 KEEPS_NOTHING: dict[str, Any] = {"state": {"url": "off"}} if "responses" in FEATURES else {}
+FORGETS_AT_ONCE: dict[str, Any] = {"adopt_s": 0.001} if "adoption" in FEATURES else {}
 
 
 def config_over(*replicas: FakeReplica | str | dict[str, Any], **raw: Any) -> Config:
@@ -118,7 +119,7 @@ def config_over(*replicas: FakeReplica | str | dict[str, Any], **raw: Any) -> Co
         "health": {"interval_s": 60},
         **KEEPS_NOTHING,
     }
-    limits = {"adopt_s": 0.001, **raw.pop("limits", {"drain_timeout_s": 1})}
+    limits = {**FORGETS_AT_ONCE, **raw.pop("limits", {"drain_timeout_s": 1})}
     return load(None, {**base, "pools": [{"replicas": listed}], **raw, "limits": limits}, env={})
 
 

@@ -135,8 +135,9 @@ class Adoptions(Abandonments):
         if answer.task is None:
             self._forget(answer)
         elif not answer.finished:
-            if answer.record.booking is not None:
-                self.interrupted.add(answer.identity, answer.record.booking, self._core.clock())
+            booking, now = answer.record.booking, self._core.clock()
+            if booking is not None and not (booking.lease.decoding or booking.lease.closed):
+                self.interrupted.add(answer.identity, booking.lease.replica, now - booking.lease.since, now)
             answer.task.cancel("the client left")
 
     def _forget(self, answer: AbandonedAnswer) -> None:

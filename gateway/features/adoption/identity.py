@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from xxhash import xxh3_128_intdigest
+
 from gateway.request.client import SESSION_HEADERS, WEAK_SESSION_HEADER
 from gateway.request.exchange import Exchange
 
@@ -23,15 +25,16 @@ _UNCOUNTED: Final = frozenset(
 # Their SDKs count repetitions in one of the first.
 _UNCOUNTED_PREFIXES: Final = (b"x-stainless-", b"x-forwarded-", b"x-envoy-", b"x-b3-", b"x-datadog-", b"x-codex-")
 
-Identity = tuple[str, str, int, tuple[bytes, ...]]
-"""(caller, target, digest of the body, headers). Equal for the same request."""
+Identity = int
+"""A digest of caller, target, body and headers: the same for the same request, and of one size."""
 
 
 def identity_of(exchange: Exchange, digest: int) -> Identity:
-    """digest: of the body. O(headers)."""
+    """digest: of the body, by a secret seed. O(headers)."""
     request = exchange.request
-    named = (request.headers.get("Prompt-Log") or "").encode("utf-8", "surrogateescape")
-    return caller_of(exchange), request.target, digest, (named, *_counted(request.upstream_headers()))
+    texts = caller_of(exchange), request.target, request.headers.get("Prompt-Log") or ""
+    parts = [*(text.encode("utf-8", "surrogatepass") for text in texts), *_counted(request.upstream_headers())]
+    return xxh3_128_intdigest(b"\0".join(parts), digest)  # no header has a NUL
 
 
 def caller_of(exchange: Exchange) -> str:

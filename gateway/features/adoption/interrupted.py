@@ -14,14 +14,14 @@ from typing import Final, NamedTuple
 from gateway.features.adoption.identity import Identity, identity_of
 from gateway.features.adoption.kept_answer import KeptAnswer
 from gateway.request.exchange import Exchange
-from router import Booking, Router
+from router import Router
 
 TTL_S: Final = 600.0
 MAX_KNOWN: Final = 1000
 
 
 class _InterruptedPrefill(NamedTuple):
-    """computed_s: seconds of its prefill, at most. until: reading of the clock."""
+    """computed_s: as in `add`. until: reading of the clock."""
 
     replica: str
     computed_s: float
@@ -38,13 +38,10 @@ class InterruptedPrefills:
     def __len__(self) -> int:
         return len(self._known)
 
-    def add(self, identity: Identity, booking: Booking, now: float) -> None:
-        """A request is cancelled before its first token. O(1)."""
-        lease = booking.lease
-        if lease.decoding or lease.closed:
-            return
+    def add(self, identity: Identity, replica: str, computed_s: float, now: float) -> None:
+        """A request is cancelled before its first token. computed_s: seconds of its prefill, at most. O(1)."""
         self._known.pop(identity, None)
-        self._known[identity] = _InterruptedPrefill(lease.replica, now - lease.since, now + TTL_S)
+        self._known[identity] = _InterruptedPrefill(replica, computed_s, now + TTL_S)
         while len(self._known) > MAX_KNOWN or next(iter(self._known.values())).until <= now:
             self._known.popitem(last=False)
 

@@ -239,7 +239,7 @@ async def test_a_client_that_leaves_between_two_attempts_leaves_no_doubt_behind(
     one, two = FakeReplica([status(500)]), FakeReplica([hangs(never)])
     async with one, two, running(one, two, **TURNS) as run:
         for number in range(10):
-            asking = asyncio.create_task(run.post())
+            asking = asyncio.create_task(run.post({**BODY, "user": str(number)}))
             await eventually(lambda number=number: len(two.requests) > number)  # type: ignore[misc]
             asking.cancel()
             await asyncio.wait([asking])

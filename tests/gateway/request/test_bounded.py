@@ -31,12 +31,13 @@ from yarl import URL
 
 from bench.measure.ports import free_port
 from gateway.app import compose
+from gateway.features.adoption.interrupted import MAX_KNOWN, InterruptedPrefills
 from gateway.features.audit.twins import PROMPTS, PromptTwins
 from gateway.server.endpoints import clients_runner
 from gateway.telemetry.log_output import LogOutput
 from gateway.telemetry.request_log import RequestLog
 from router.learning.sessions import MAX_NEW
-from tests.gateway.conftest import Running, serving_runner
+from tests.gateway.conftest import FORGETS_AT_ONCE, Running, serving_runner
 from tests.support.compiled import uncompiled
 from tests.support.configs import load
 from tests.support.fakes import (
@@ -289,7 +290,7 @@ async def flooded(routing: Mapping[str, Any], replicas: Sequence[FakeReplica]) -
         "health": {"interval_s": 60},
         "timeouts": {"first_byte_s": 0.2},
         "routing": {"memory_mb": 1, **routing},
-        "limits": {"drain_timeout_s": 1},
+        "limits": {"drain_timeout_s": 1, **FORGETS_AT_ONCE},
         "prices": {"*": {"input": 1.0, "output": 1.0}},
         "pools": [
             {
@@ -346,6 +347,9 @@ async def test_a_flood_of_names_leaves_no_more_behind_than_the_tables_hold(routi
             (twins,) = (found for found in kept(run) if isinstance(found, PromptTwins))
             for number in range(PROMPTS):
                 twins.count(("*", number.to_bytes(8), 1), one.url, 1)
+            for interrupted in (found for found in kept(run) if isinstance(found, InterruptedPrefills)):
+                for number in range(MAX_KNOWN):
+                    interrupted.add(number, one.url, 1.0, run.gateway.clock())
             lengths = Lengths(run)
             for _ in range(FILLING):
                 await a_round(FILL, PLACES)

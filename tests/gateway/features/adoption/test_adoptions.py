@@ -18,7 +18,7 @@ import pytest
 from gateway.admission.memory import Budget
 from gateway.dialects.table import DIALECTS
 from gateway.features.adoption.adoptions import Adoptions, grace_s
-from gateway.features.adoption.interrupted import MAX_KNOWN, InterruptedPrefills
+from gateway.features.adoption.interrupted import MAX_KNOWN, TTL_S, InterruptedPrefills
 from gateway.features.adoption.kept_answer import STEP, UNCHARGED, Abandonments, KeptAnswer, KeptAnswers
 from gateway.features.keys.keys import Keys
 from gateway.features.runs.detached_answer import DetachedAnswer, FollowerGate
@@ -27,7 +27,7 @@ from gateway.features.runs.places import RunPlaces
 from gateway.request.exchange import Exchange
 from gateway.request.record import new_record
 from gateway.upstream.client import PausableSource
-from router import Outcome, Prompt, Replica, Router
+from router import Router
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.features.keys.conftest import bearer, keyed, made
 from tests.gateway.features.translation.test_translation import chat_only
@@ -368,21 +368,25 @@ async def test_a_request_whose_prefill_was_interrupted_goes_there_again() -> Non
 
 
 def test_known_interrupted_prefills_are_bounded() -> None:
-    """In number and in time; none is known of a request whose prefill has ended."""
-    router = Router(policy="cost", ttl_s=1e6, memory_bytes=1 << 20, chance=random.Random(1))
-    router.add(Replica("a"))
-    known = InterruptedPrefills(router)
+    """In number and in time."""
+    known = InterruptedPrefills(Router(policy="cost", ttl_s=1e6, memory_bytes=1 << 20, chance=random.Random(1)))
     for number in range(MAX_KNOWN + 5):
-        booking = router.choose(Prompt(b"", 100, 16, "m"), ["a"], float(number))
-        known.add(("caller", "/", number, ()), booking, float(number) + 0.5)
-        booking.close(Outcome(False, None, None), float(number) + 0.5)
-    assert len(known) <= MAX_KNOWN
-    assert all(each.until > MAX_KNOWN + 4.5 for each in known._known.values())
-    booking = router.choose(Prompt(b"", 100, 16, "m"), ["a"], 9000.0)
-    booking.first_token(9001.0)
-    before = len(known)
-    known.add(("caller", "/", -1, ()), booking, 9001.0)
-    assert len(known) == before
+        known.add(number, "a", 1.0, 0.0)
+    assert len(known) == MAX_KNOWN
+    known.add(-1, "a", 1.0, TTL_S)
+    assert len(known) == 1
+
+
+async def test_no_prefill_is_interrupted_after_its_first_token() -> None:
+    never = asyncio.Event()
+    async with FakeReplica([streams("a", "b", hold=never)]) as replica, patient(replica) as run:
+        loads = run.gateway.router.ledger.loads
+        await asks_and_leaves(
+            run, sent(CHAT, body_of(CHAT, stream=True)), lambda: any(load.decoding for load in loads.values())
+        )
+        adoptions(run).close()
+        await eventually(lambda: nothing_is_held(run))
+        assert len(adoptions(run).interrupted) == 0
 
 
 OTHERS: dict[str, tuple[bytes, ...]] = {
