@@ -39,16 +39,16 @@ THREE = Program("panel", "three", PANEL, compile_document(PANEL), {"candidate": 
 
 
 @pytest.mark.parametrize(
-    ("flags", "times"),
-    [([], 1), (["--slots", "--gate", "on"], 1), (["--slots", "--gate", "off"], 3)],
-    ids=["in flight", "slots with the gate", "slots without"],
+    "flags",
+    [[], ["--slots", "--gate", "on"], ["--slots", "--gate", "off"]],
+    ids=["in flight", "slots with the gate", "slots without, where the router knows them"],
 )
-async def test_a_panel_computes_its_conversation_once(flags: list[str], times: int) -> None:
+async def test_a_panel_computes_its_conversation_once(flags: list[str]) -> None:
     options = arguments().parse_args([".", "--runs", "1", "--speed", "20", *([] if not flags else ["--alone"]), *flags])
     found = await measured(options, THREE)
     (usage,) = found.usages
     assert usage["calls"] == 4
-    assert usage["computed_tokens"] / usage["least_tokens"] == pytest.approx((8194 * times + 469) / 8663, abs=0.01)
+    assert usage["computed_tokens"] / usage["least_tokens"] == pytest.approx(1, abs=0.01)
     assert [run.prompt - run.cached for run in found.client] == ([8665] if not flags else [])
     assert line(found).startswith("| panel: three | 4.0 |")
 

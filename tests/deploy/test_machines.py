@@ -200,7 +200,7 @@ def test_every_profile_on_the_page_is_one(page: str) -> None:
 
 
 def test_secrets_are_named_where_they_are_given() -> None:
-    secrets = {"WARMROUTE_ADMIN_KEY", "PGPASSWORD", PASSWORD, SENTINEL_PASSWORD}
+    secrets = {"WARMROUTE_ADMIN_KEY", "WARMROUTE_READ_KEY", "PGPASSWORD", PASSWORD, SENTINEL_PASSWORD}
     for page in (UNIT, ROOT / "docs" / "machines.md"):
         assert [name for name in secrets if name not in page.read_text("utf-8")] == [], page
     for name in ("gateway", "gateway-2"):

@@ -61,7 +61,9 @@ def _root(request: SettledRequest, trace: Trace) -> Span:
         span.attributes["error.type"] = "client_left"
     elif request.status >= 500 or (request.status < 400 and request.error):
         span.error = ""
-        span.attributes["error.type"] = request.code or _failure(trace) or str(request.status)
+        span.attributes["error.type"] = (
+            (request.status >= 400 and request.code) or _failure(trace) or request.code or str(request.status)
+        )
     elif request.code:
         span.attributes["error.type"] = request.code  # a client error: by the conventions no error of a server's span
     return span

@@ -350,8 +350,8 @@ async def test_drains_of_names_that_nobody_finds_are_bounded() -> None:
         membership = with_source(run, QueueSource())
         for number in range(3 * MAX_DRAINS):
             membership.drain(f"pod-{number}", on=True)
-        assert len(membership.drains) == MAX_DRAINS
-        assert f"pod-{3 * MAX_DRAINS - 1}" in membership.drains
+        assert len(membership._drains) == MAX_DRAINS
+        assert f"pod-{3 * MAX_DRAINS - 1}" in membership._drains
 
 
 async def test_one_url_under_two_names_of_sources_is_one_replica() -> None:

@@ -635,10 +635,11 @@ async def test_requests_whose_clients_leave_count(tmp_path: Path, path: str) -> 
     async with FakeReplica([hangs(never)]) as replica, keyed(tmp_path, replica) as run:
         _, key = await made(run, requests_per_minute=2)
         for number in (1, 2):
-            post = asyncio.create_task(run.post(path=path, headers=bearer(key)))
+            post = asyncio.create_task(run.post({**BODY, "user": str(number)}, path, headers=bearer(key)))
             await eventually(lambda number=number: len(replica.requests) == number)
             post.cancel()
             await asyncio.gather(post, return_exceptions=True)
+            await eventually(lambda: run.gateway.router.ledger.open_leases == 0)
         assert (await run.post(path=path, headers=bearer(key)))[0] == 429
         assert len(replica.requests) == 2
         never.set()
