@@ -63,7 +63,7 @@ class Load:
         async with aiohttp.ClientSession() as session:
             while True:
                 id_ = f"c-{next(numbers)}"
-                body = {"model": "m", "messages": [{"role": "user", "content": "hello " * 50}]}
+                body = {"model": "m", "messages": [{"role": "user", "content": "hello " * 50}], "user": id_}  # adopts nothing
                 headers = {"x-request-id": id_}
                 try:
                     async with session.post(f"{self.url}/v1/chat/completions", json=body, headers=headers) as answer:
