@@ -19,6 +19,7 @@ from gateway.request.record import new_record
 from tests.gateway.conftest import BODY, Running, eventually, running
 from tests.gateway.features.websocket.test_responses_socket import answer as receive_all
 from tests.gateway.features.websocket.test_responses_socket import dial, send
+from tests.support.compiled import uncompiled
 from tests.support.fakes import FakeReplica, answers, hangs, streams
 from tests.support.in_memory import BytesReply, BytesRequest
 
@@ -216,6 +217,7 @@ async def test_a_thousand_deadlines_leave_nothing() -> None:
         assert not [timer for timer in held if not timer.cancelled() and "Deadlines" in repr(timer)]
 
 
+@uncompiled
 def test_a_request_of_the_gateway_itself_has_none() -> None:
     async def check() -> None:
         asked = BytesRequest(b"{}", CHAT, **{"X-Request-Timeout": "1"})
