@@ -8,7 +8,7 @@ prefill would take in another slot.
 The lead is the nearest lease ahead in the replica's queue whose prompt has the end of the match, and computes a part of
 the match. Waiting leases are in the queue like all others, so the price of the replica contains their work. A lease waits only
 for leases ahead of it: there are no cycles, and the first one of a replica never waits. Its own blocks are credited when it is
-sent: until then nobody computes them, and it may have to choose again. With slots the waiters form a chain, because one
+sent: until then no replica computes them, and it may have to choose again. With slots the waiters form a chain, because one
 request at a time finds the prefix: each waits for the end of the one before it. A warm prefix is not waited for: other slots
 may hold it, too.
 
@@ -79,7 +79,8 @@ class Lead:
 
 
 def lead_of(lease: Lease, prefix: BlockKeys, end: int, tokens: int, now: float, *, slots: bool) -> Lead | None:
-    """The lead for a lease that has just been booked; None: nobody computes a part of its match, or waiting does not pay.
+    """The lead for a lease that has just been booked; None: no lease ahead computes a part of its match, or waiting
+    does not pay.
 
     prefix: the key of the last block of its match, which ends at `end` in its keys. tokens: of the match. O(LOOK).
     """

@@ -7,7 +7,7 @@
 A grace is `limits.adopt_s`, and GRACE_SHARE of the time since the choice of the replica, at most MAX_GRACE_S. The request goes
 on in its own task, with its booking, its reservation and its record, in every phase: in a queue, before its first byte, between
 two replicas. So a generation has one record for any number of clients. Equal requests of connected clients are generations of
-their own: nobody adopts an answer with a client.
+their own: an answer with a client is not adopted.
 
 Each process has its own. Bounds: MAX_WAITING per process, MAX_OWNED per caller, a share per address (`runs/places.py`), and the
 bounds of `kept_answer.py`.
@@ -40,8 +40,8 @@ MAX_OWNED: Final = 100
 
 
 class AbandonedAnswer(DetachedAnswer):
-    """An answer whose client has left. record: of its request. task: serves it; None: it has ended. given_up: nobody is to get
-    it. timer: of its grace; None: a client follows it.
+    """An answer whose client has left. record: of its request. task: serves it; None: it has ended. given_up: it is
+    not for adoption any more. timer: of its grace; None: a client follows it.
     """
 
     def __init__(self, kept: KeptAnswer, exchange: Exchange, task: asyncio.Task[None] | None, logs: Logs, core: Core) -> None:
@@ -124,13 +124,13 @@ class Adoptions(Abandonments):
             answer.timer = None
 
     def _give_up(self, answer: AbandonedAnswer, result: str) -> None:
-        """Nobody has come for it in time."""
+        """Its grace is over, or it cannot be adopted. result: a label of the metric."""
         self._take(answer)
         self._metrics.abandoned.add((result,))
         self._end(answer)
 
     def _end(self, answer: AbandonedAnswer) -> None:
-        """Nobody will get it: cancels its request, unless that has only to note its end."""
+        """Ends it without a further client: cancels its request if that still runs."""
         answer.given_up = True
         if answer.task is None:
             self._forget(answer)

@@ -1,5 +1,5 @@
-"""Prefills that were cancelled because nobody came for their answers. The engine still has the computed part, but the index has
-no credit for it, because its size is unknown.
+"""Prefills that were cancelled at the end of the grace. The engine still has the computed part, but the index has no credit for
+it, because its size is unknown.
 
 So the same request goes to that replica, if the computed time makes it the cheapest one. At most MAX_KNOWN are known, for
 TTL_S.

@@ -62,7 +62,7 @@ class KeptAnswers:
         self.most = most
         self.held = 0
         self.waiting = 0
-        self.seed = randbits(64)  # so that nobody can look for two bodies with one digest
+        self.seed = randbits(64)  # secret: no client can search for two bodies with one digest
 
     def claims(self, exchange: Exchange) -> bool:
         """Begins to keep the answer. True: the request may get a waiting one. Called once for each request."""
@@ -285,7 +285,7 @@ class KeptReply(ClientReply):
     def flows(self) -> bool:
         if self.inner is not None:
             return self.inner.flows
-        return self._kept.followed  # nobody else is to get signs of life
+        return self._kept.followed  # without a follower there are no signs of life
 
     def cut(self) -> None:
         self._kept.cut()

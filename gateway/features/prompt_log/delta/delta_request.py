@@ -53,7 +53,7 @@ DELTA: Final = Slot[DeltaRequest]("prompt_log.delta")
 
 class LogWords(NamedTuple):
     """The statement of a gateway about a log. input: the chain of the request's log. frame: its name. head: the chain with the
-    answer. expires: Unix seconds; 0: the turn is not kept. length: entries, as far as it is told; 0: it is not.
+    answer. expires: Unix seconds; 0: the turn is not kept. length: number of entries; 0: the answer does not say it.
     """
 
     input: bytes | None
