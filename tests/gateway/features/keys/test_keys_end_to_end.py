@@ -541,6 +541,23 @@ async def test_what_others_have_sent_is_not_reserved_as_cached_where_the_engine_
         await cancelled(posts, run, id_)
 
 
+async def test_keys_of_one_tenant_are_one_witness_of_a_restart(tmp_path: Path) -> None:
+    """Whoever has two keys reports the same prompts as missing, which nobody else has found missing."""
+    bodies = [{"model": "m", "messages": [{"role": "user", "content": f"{number} hello " * 400}]} for number in range(10)]
+    async with FakeReplica([answers(prompt=1000, cached=900)]) as replica, keyed(tmp_path, replica) as run:
+        keys = [(await made(run, tenant=tenant))[1] for tenant in ("one", "one", "two", "three")]
+        for _ in range(2):
+            for body in bodies:
+                assert (await run.post(body, headers=bearer(keys[3])))[0] == 200
+        replica.script = (answers(prompt=1000, cached=0),)
+        for number, body in enumerate(bodies[:6]):
+            await run.post(body, headers=bearer(keys[number % 2]))
+        assert run.gateway.router.trie.evicted["purge"] == 0
+        for number, body in enumerate(bodies[6:9]):
+            await run.post(body, headers=bearer(keys[number % 2 * 2]))
+        assert run.gateway.router.trie.evicted["purge"] > 0, "two tenants are believed"
+
+
 async def test_a_prefix_is_cheaper_for_the_tenant_that_paid_for_it_where_the_engine_reports_nothing(
     tmp_path: Path, request_lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
