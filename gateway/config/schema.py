@@ -21,6 +21,7 @@ from gateway.config.aliases import MAX_ALIASES
 from gateway.config.hints import ALONE, EXPECTED, FALSE, FIXED, MAX_NUMBER, READ, SECRET, UNSHOWN
 from gateway.config.kinds import (
     DATE,
+    MAX_WEIGHT,
     NAME_PATTERN,
     BaseUrl,
     ConfigSection,
@@ -37,6 +38,7 @@ from gateway.config.kinds import (
     ServerName,
     TranslatedApi,
     Variable,
+    Weight,
     about,
     unix_time,
 )
@@ -142,6 +144,7 @@ class AddedReplica(ConfigSection, frozen=True):
     name: Annotated[Name, about("Its name in metrics, headers and logs; empty: host:port.")] = ""
     capacity_tokens: Annotated[Positive | None, about("Size of its KV cache; null: as its engine advertises.")] = None
     engine: Annotated[EngineName, about("What it is; auto: found out. Distributed-Llama has to be named.")] = "auto"
+    weight: Annotated[Weight, about("Its share of new work, beside the weights of the others of its pool.")] = MAX_WEIGHT
 
     def __post_init__(self) -> None:
         if not self.name:
