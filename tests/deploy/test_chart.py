@@ -435,7 +435,6 @@ OTHER_VALUES: Mapping[str, Any] = {
     "log_level": "debug",
     "log_format": "console",
     "routing.block_bytes": 512,
-    "routing.block_tokens": 32,
     "routing.compare": True,
     "workflows.enabled": False,
     "workflows.directory": "/etc/workflows",
