@@ -47,7 +47,7 @@ class AbandonedAnswer(DetachedAnswer):
     def __init__(self, kept: KeptAnswer, exchange: Exchange, task: asyncio.Task[None] | None, logs: Logs, core: Core) -> None:
         self.kept = kept
         self.record = exchange.record
-        self.identity: Identity = identity_of(exchange, kept.digest)
+        self.identity: Identity = identity_of(exchange, kept.identify())
         self.place = place_of(exchange)
         self.task = task
         self.given_up = False
@@ -86,6 +86,7 @@ class Adoptions(Abandonments):
         self._metrics = core.metrics.of(AdoptionMetrics)
         self._waiting: dict[Identity, deque[AbandonedAnswer]] = {}  # the oldest first
         self._adopt_s = ADOPT_S.of(core.config)
+        self._used = False
 
     # -- clients that leave
 
@@ -95,11 +96,19 @@ class Adoptions(Abandonments):
             return False
         if not self.places.admit(*place_of(exchange)):
             return False
+        self._use()
         answer = AbandonedAnswer(kept, exchange, task, self.logs, self._core)
         LEFT.set(exchange.record, kept)
         kept.detach(answer)
         self._wait(answer)
         return True
+
+    def _use(self) -> None:
+        """A client has left: from the first one on, choices and ends of requests are looked at."""
+        if not self._used:
+            self._used = True
+            self._core.extensions.chosen.append(self.interrupted.chosen)
+            self._core.observers.insert(0, self.answers.settled)
 
     def _wait(self, answer: AbandonedAnswer) -> None:
         """It has no client: its grace begins."""
@@ -171,7 +180,7 @@ class Adoptions(Abandonments):
         """The answer that waits for this request; None: there is none. Raises GatewayError."""
         keeper = exchange.request.keeper
         assert isinstance(keeper, KeptAnswer)
-        waiting = self._waiting.get(identity_of(exchange, keeper.digest))
+        waiting = self._waiting.get(identity_of(exchange, keeper.identify()))
         if waiting is None:
             return None
         answer, request, record = waiting[0], exchange.request, exchange.record
