@@ -485,6 +485,47 @@ async def test_who_comes_together_adopts_one_each() -> None:
         assert await abandoned(run) == {"adopted": 1}
 
 
+async def test_of_equal_requests_without_a_client_the_oldest_goes_on() -> None:
+    go = asyncio.Event()
+    async with FakeReplica([once(go, answers())]) as replica, patient(replica) as run:
+        data = sent(CHAT, body_of(CHAT, stream=False))
+        async with contextlib.AsyncExitStack() as stack:
+            writers = [(await stack.enter_async_context(dial(run)))[1] for _ in range(20)]
+            for number, writer in enumerate(writers):
+                writer.write(data)
+                await eventually(lambda n=number: len(replica.requests) == n + 1)
+            (oldest, *_) = sorted(run.gateway.running.exchanges, key=lambda exchange: exchange.record.begun)
+            for number in (7, 3, *(n for n in range(20) if n not in (3, 7))):  # some of them before an older one
+                writers[number].close()
+        await eventually(lambda: replica.gone == 19)
+        await left(run)
+        assert waiting_ids(run) == {oldest.record.id}
+        go.set()
+        assert (await gets(run, data))[0] == 200
+        assert len(replica.requests) == 20
+        await eventually(lambda: nothing_is_held(run))
+
+
+async def test_a_second_one_renews_the_grace_of_the_first() -> None:
+    never = asyncio.Event()
+    async with FakeReplica([once(never, answers())]) as replica, patient(replica) as run:
+        data = sent(CHAT, body_of(CHAT))
+        async with dial(run) as (_, writer), dial(run) as (_, other):
+            writer.write(data)
+            await eventually(lambda: len(replica.requests) == 1)
+            other.write(data)
+            await eventually(lambda: len(replica.requests) == 2)
+            writer.close()
+            await left(run)
+            (answer,) = adoptions(run)._waiting.values()
+            timer = answer.timer
+        await eventually(lambda: replica.gone == 1)
+        assert answer.timer is not None
+        assert timer is not None
+        assert timer.cancelled()
+        assert answer.timer.when() >= timer.when()
+
+
 async def test_a_key_that_was_revoked_adopts_nothing(tmp_path: Path) -> None:
     never = asyncio.Event()
     async with FakeReplica([once(never, answers())]) as replica, keyed(tmp_path, replica, **LONG) as run, closing(run):
@@ -657,7 +698,7 @@ async def test_beginnings_are_charged_to_the_memory_of_the_client() -> None:
                 await reader.readuntil(b"token %d " % number)
             assert STEP < all_.held <= memory.held
         await left(run)
-        (answer,) = next(iter(adoptions(run)._waiting.values()))
+        (answer,) = adoptions(run)._waiting.values()
         assert all_.held == 0
         assert UNCHARGED < answer.log.size <= memory.held
         answer.log.check()
@@ -781,4 +822,4 @@ async def test_each_token_is_generated_once_wherever_clients_are_cut(cuts: int) 
 
 def waiting_ids(run: Running) -> set[str]:
     """The ids of the requests whose answers have no client."""
-    return {answer.record.id for waiting in adoptions(run)._waiting.values() for answer in waiting}
+    return {answer.record.id for answer in adoptions(run)._waiting.values()}
