@@ -312,6 +312,16 @@ async def test_a_long_prefill_is_explained_by_its_prompt() -> None:
         assert (stage.hung(one), one.checks) == ([False], 0)
 
 
+async def test_the_first_prompt_of_a_slow_engine_without_counters_may_take_half_an_hour() -> None:
+    """An agent's first prompt, at 7 tokens/s: a check would only wait behind it."""
+    one = HangingEngine(counts=False)
+    async with staged(one, warm=False) as stage:
+        one.works.clear()
+        await stage.ask(one, {**STREAM, "messages": [{"role": "user", "content": "word " * 8_000}]})
+        await stage.pass_s(600)
+        assert (stage.hung(one), one.checks) == ([False], 0)
+
+
 async def test_an_engine_whose_own_counters_move_is_not_checked() -> None:
     one = HangingEngine()
     async with staged(one, HangingEngine()) as stage:
