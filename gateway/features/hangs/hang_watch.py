@@ -75,7 +75,7 @@ class WatchedReplica:
 class SeenRequests:
     """The first LOOKED_AT generations that run at a replica. waiting: leases of those without a first token. tokens: of the
     streams with tokens, so far. any: there is one whose client reads. unseen: the progress of one is not seen. form: of a
-    check, that of the first waiting request.
+    check, as of the first waiting one.
     """
 
     __slots__ = ("any", "form", "tokens", "unseen", "waiting")
