@@ -112,8 +112,8 @@ def _shared_within(node: _Node, piece: bytes) -> float:
 
 
 class Receipt:
-    """The usage of a run, over all attempts of all its steps. calls: that replicas were asked for. wasted: tokens of answers that
-    are in no result.
+    """The usage of a run, over all attempts of all its steps. calls: that replicas were asked for. wasted: tokens of answers
+    that are in no result.
 
     The cached tokens of a killed call are predicted. If it and another call with its prefix were sent at once, the engine may
     have computed the prefix for either. The other one then reports more cached tokens than were predicted for it: so many were
