@@ -53,7 +53,7 @@ class Journal:
         return events
 
     def take_ended(self) -> list[Event]:
-        """Remove the events, and return those of no open booking: outcomes, rents, objects. O(events)."""
+        """Remove the events, and return the events of no open booking: outcomes, rents, objects. O(events)."""
         return [event for event in self.take() if not isinstance(event, _OF_BOOKING) or event.number not in self.open]
 
     def still_open(self) -> list[Event]:
