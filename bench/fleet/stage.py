@@ -159,7 +159,7 @@ def gateways(
         "snapshot": {"file": "off"},
         "limits": {"drain_accept_s": 0},  # here nobody comes later
         "log_level": "warning",
-        "routing": {"block_tokens": TOKENS},
+        "routing": {"block_bytes": 4 * TOKENS},
         "pools": [{"replicas": list(urls)}],
         **({"sharing": {"url": f"redis://127.0.0.1:{store.port}"}} if store else {}),
         **changes,

@@ -21,6 +21,7 @@ from gateway.config.aliases import MAX_ALIASES
 from gateway.config.hints import ALONE, EXPECTED, FALSE, FIXED, MAX_NUMBER, READ, SECRET, UNSHOWN
 from gateway.config.kinds import (
     DATE,
+    MAX_WEIGHT,
     NAME_PATTERN,
     BaseUrl,
     ConfigSection,
@@ -37,6 +38,7 @@ from gateway.config.kinds import (
     ServerName,
     TranslatedApi,
     Variable,
+    Weight,
     about,
     unix_time,
 )
@@ -142,6 +144,7 @@ class AddedReplica(ConfigSection, frozen=True):
     name: Annotated[Name, about("Its name in metrics, headers and logs; empty: host:port.")] = ""
     capacity_tokens: Annotated[Positive | None, about("Size of its KV cache; null: as its engine advertises.")] = None
     engine: Annotated[EngineName, about("What it is; auto: found out. Distributed-Llama has to be named.")] = "auto"
+    weight: Annotated[Weight, about("Its share of new work, beside the weights of the others of its pool.")] = MAX_WEIGHT
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -183,7 +186,10 @@ class PoolConfig(ConfigSection, frozen=True):
         Meta(ge=0, le=MAX_NUMBER, extra={EXPECTED: "0 (no queue) or more"}),
         about("Requests in the queue; beyond it, 429."),
     ] = 1024
-    queue_s: Annotated[Seconds, about("Seconds that a request may be queued.")] = 30.0
+    queue_s: Annotated[
+        Seconds | None,
+        about("Seconds that a request may be queued; null: 30, and 240 for streams with signs of life, without a fallback."),
+    ] = None
     strip_billing_header: Annotated[
         bool, about("The billing line of Claude Code, which changes with every request, is cut out of what goes to replicas.")
     ] = True
@@ -205,8 +211,7 @@ class RoutingConfig(ConfigSection, frozen=True):
     """The choice of a replica, the prefix index, and their visibility to clients."""
 
     policy: Policy = "cost"
-    block_bytes: Annotated[Positive, about("Length of a block of text, in bytes.")] = 256
-    block_tokens: Annotated[Positive, about("Length of a block of token ids.")] = 64
+    block_bytes: Annotated[Positive, about("Bytes of a block of text; one of token ids has a quarter as many.")] = 256
     ttl_s: Annotated[Seconds, about("Seconds after its last use that a prefix is believed to be cached.")] = 900.0
     memory_mb: Annotated[Positive, about("Bound of the prefix index of each worker, in MiB.")] = 256
     isolation: Annotated[
@@ -217,6 +222,11 @@ class RoutingConfig(ConfigSection, frozen=True):
         Audience,
         about("Who gets X-Warmroute-Replica and X-Warmroute-Cached-Tokens, which show what others have sent."),
     ] = "operators"
+
+    @property
+    def block_tokens(self) -> int:
+        """Length of a block of token ids: a token is about four bytes of text."""
+        return max(1, self.block_bytes // 4)
 
 
 class TierConfig(ConfigSection, frozen=True):
@@ -382,7 +392,7 @@ class Config(ConfigSection, frozen=True):
         Meta(max_length=MAX_ORIGINS),
         about('Origins of web pages that may use the API from a browser; "*": all.'),
     ] = ()
-    routing: Annotated[RoutingConfig, Meta(extra={FIXED: ("block_bytes", "block_tokens")})] = RoutingConfig()
+    routing: Annotated[RoutingConfig, Meta(extra={FIXED: ("block_bytes",)})] = RoutingConfig()
     prices: Annotated[
         Mapping[ModelPrefix, PriceList],
         about('By model name or its beginning; "*" for any model. Where they change: a list, each but the first with `since`.'),

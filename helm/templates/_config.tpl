@@ -42,7 +42,7 @@
 {{- $config = include "warmroute.config" . | fromYaml -}}
 {{- end -}}
 {{- $fixed := pick $config "admin_listen" "ui" "workers" "state" "ledger" "keys" "prompt_log" "sharing" "snapshot" "log_level" "log_format" -}}
-{{- $routing := pick (default (dict) $config.routing) "block_bytes" "block_tokens" "compare" -}}
+{{- $routing := pick (default (dict) $config.routing) "block_bytes" "compare" -}}
 {{- $tracing := pick (default (dict) $config.tracing) "endpoint" "service" -}}
 {{- $workflows := pick (default (dict) $config.workflows) "enabled" "directory" -}}
 {{- $limits := pick (default (dict) $config.limits) "adopt_s" -}}

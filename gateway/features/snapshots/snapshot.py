@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from gateway.config.schema import RoutingConfig
 
 # To be incremented when the meaning of block keys, routing events or records changes. Other formats are not read.
-FORMAT: Final = 1
+FORMAT: Final = 2
 # Our chunks are far smaller: a megabyte, or one prompt's keys (`router/snapshot/collect.py`).
 MAX_CHUNK_BYTES: Final = 16 << 20
 MAX_REPLICAS: Final = 1 << 16
@@ -65,16 +65,13 @@ class KnowledgeError(ValueError):
 
 
 def format_of(routing: RoutingConfig) -> str:
-    """The format of block keys, which must be equal in two gateways that share: a version, and the lengths of blocks."""
-    return f"{FORMAT}/{routing.block_bytes}/{routing.block_tokens}"
+    """The format of block keys, which must be equal in two gateways that share: a version, and the length of a block."""
+    return f"{FORMAT}/{routing.block_bytes}"
 
 
 def difference_of(theirs: str, ours: str) -> str:
     """Why block keys of one format are useless in another."""
-    (their_format, *their_lengths), (our_format, *our_lengths) = theirs.split("/"), ours.split("/")
-    if their_format != our_format or len(their_lengths) != len(our_lengths):
+    (their_format, _, their_length), (our_format, _, our_length) = theirs.partition("/"), ours.partition("/")
+    if their_format != our_format or not their_length.isdigit():
         return f"its release makes blocks in another way ({theirs}, not {ours})"
-    names = ("routing.block_bytes", "routing.block_tokens")
-    lengths = zip(names, their_lengths, our_lengths, strict=True)
-    differ = [f"{name} is {their} there and {our} here" for name, their, our in lengths if their != our]
-    return f"{', '.join(differ)}: both must have the same configuration"
+    return f"routing.block_bytes is {their_length} there and {our_length} here: both must have the same configuration"

@@ -18,7 +18,7 @@ import orjson
 
 from gateway.config.live import Live
 from gateway.errors import GatewayError, ReplicaFailure
-from gateway.features.workflows.language.values import EvaluationError, bytes_of
+from gateway.features.workflows.language.values import MAX_VALUE_BYTES, EvaluationError, bytes_of
 from gateway.features.workflows.running.messages import StepFailure
 from gateway.features.workflows.section import ConnectorConfig
 from gateway.upstream.client import ReplicaCall, UpstreamClient
@@ -79,12 +79,9 @@ class Connectors:
             if answer.status != 200:
                 repeat = answer.status >= 500 or answer.status in _REPEATED
                 return _failed(f"The connector {use!r} answered {answer.status}.", repeat=repeat)
-            most = connector.max_mb << 20
-            raw = b"" if (answer.head.length or 0) > most else await answer.read_begin(most)
-            if len(raw) > most or not answer.exhausted:
-                return _failed(
-                    f"The answer of the connector {use!r} has more than {connector.max_mb} MiB (max_mb).", repeat=False
-                )
+            raw = b"" if (answer.head.length or 0) > MAX_VALUE_BYTES else await answer.read_begin(MAX_VALUE_BYTES)
+            if len(raw) > MAX_VALUE_BYTES or not answer.exhausted:
+                return _failed(f"The answer of the connector {use!r} has more than a MiB.", repeat=False)
         finally:
             answer.close()
         try:

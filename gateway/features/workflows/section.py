@@ -55,7 +55,6 @@ class ConnectorConfig(ConfigSection, frozen=True):
         about("The environment variable with its key, sent as a bearer token; empty: it has none."),
     ] = ""
     timeout_s: Annotated[Seconds, about("Seconds until its answer is complete.")] = 10.0
-    max_mb: Annotated[int, Meta(ge=1, le=16), about("MiB of an answer; a value of a workflow has at most one.")] = 1
     retries: Annotated[bool, about("It may be called again after a failure: the same Idempotency-Key does no harm.")] = False
     tenants: Annotated[tuple[Name, ...], Meta(max_length=1000), about("Tenants whose workflows may use it; none: all.")] = ()
 

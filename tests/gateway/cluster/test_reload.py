@@ -334,12 +334,12 @@ async def test_health_rules_change_and_are_followed_at_once() -> None:
 
 async def test_what_needs_a_restart_stays_and_is_named(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeReplica() as one, FakeReplica() as two, running(one) as run:
-        routing = {"block_bytes": 64, "block_tokens": 16, "ttl_s": 7}
+        routing = {"block_bytes": 64, "ttl_s": 7}
         fixed = {"listen": "127.0.0.1:1", "state": {"url": "sqlite"}, "log_level": "debug"}
         fixed["tracing"] = {"endpoint": "http://127.0.0.1:1", "sample": 0.5}
         await reload(run, two, **fixed, routing=routing)
         (record,) = [record for record in caplog.records if "restart" in record.message]
-        keys = ["listen", "routing.block_bytes", "routing.block_tokens", "log_level", "tracing.endpoint", "state"]
+        keys = ["listen", "routing.block_bytes", "log_level", "tracing.endpoint", "state"]
         assert (record.levelno, vars(record)["keys"]) == (logging.WARNING, keys)
         assert run.gateway.config.routing.block_bytes == run.gateway.live.config.routing.block_bytes == 256
         assert run.gateway.router.trie.ttl_s == 7, "all else is as in the file"

@@ -24,7 +24,16 @@ from gateway.config.hints import MAX_NUMBER
 from gateway.config.json_schema import editor_schema
 from gateway.config.kinds import unix_time
 from gateway.config.parse import ConfigError, convert
-from gateway.config.schema import MAX_POOLS, MAX_REPLICAS, Config, PeakConfig, PriceConfig, ReplicaConfig, TierConfig
+from gateway.config.schema import (
+    MAX_POOLS,
+    MAX_REPLICAS,
+    Config,
+    PeakConfig,
+    PriceConfig,
+    ReplicaConfig,
+    RoutingConfig,
+    TierConfig,
+)
 from gateway.features.table import WholeConfig, read
 from tests.gateway.conftest import LOGGED
 from tests.support.configs import load
@@ -73,6 +82,8 @@ prices:
         ({"pools": [{"replicas": ["http://u:p@h"]}]}, "credentials do not belong"),
         ({"pools": [{"replicas": [{"name": "x"}]}]}, r"replicas\[0\].url: missing"),
         ({"pools": [{"replicas": [{"url": URL, "capacity_tokens": 0}]}]}, "capacity_tokens: must be greater than 0"),
+        ({"pools": [{"replicas": [{"url": URL, "weight": 0}]}]}, "weight: 1 to 100 are possible, got 0"),
+        ({"pools": [{"replicas": [{"url": URL, "weight": 101}]}]}, "weight: 1 to 100 are possible, got 101"),
         ({"pools": [{"models": ["m", "m"], "replicas": [URL]}]}, "claimed twice"),
         ({"pools": "x"}, "pools: a list is expected, got 'x'"),
         ({"rooting": {}}, "rooting: unknown key; did you mean 'routing'"),
@@ -851,3 +862,8 @@ prices:
         "5: prices.large.output: 0 to 1,000,000 are possible, got -2",
         "6: prices.large.input: 0 to 1,000,000 are possible, got -3",
     ]
+
+
+@pytest.mark.parametrize(("block_bytes", "block_tokens"), [(256, 64), (64, 16), (1, 1)])
+def test_a_block_of_token_ids_has_a_quarter_of_the_bytes_of_one_of_text(block_bytes: int, block_tokens: int) -> None:
+    assert RoutingConfig(block_bytes=block_bytes).block_tokens == block_tokens

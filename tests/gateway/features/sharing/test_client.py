@@ -208,7 +208,7 @@ def test_name_servers_that_do_not_answer_hold_up_no_end() -> None:
     async def share() -> None:
         metrics = new_metrics().of(SharingMetrics)
         connect = partial(connected, resolver=Resolver(hangs))
-        link = Link(SharingConfig(url="redis://a.name.test"), "1/256/64", Seen(), metrics, connect=connect)
+        link = Link(SharingConfig(url="redis://a.name.test"), "1/256", Seen(), metrics, connect=connect)
         task = asyncio.create_task(link.run())
         await eventually(lambda: metrics.errors.values[("unreachable",)] > 0)
         task.cancel()

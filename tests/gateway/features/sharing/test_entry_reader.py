@@ -65,7 +65,7 @@ class View:
         clock.measure(99.999, 100.001, 100.0 + STORE_AHEAD)
         self.entry_reader = EntryReader(
             me="me",
-            format="1/256/64",
+            format="1/256",
             routers=self.seen,
             outbox=self.outbox,
             store_clock=clock,
@@ -86,7 +86,7 @@ class View:
         self.seqs[gateway] = self.seqs.get(gateway, 0) + 1 if seq is None else seq
         named_items = tuple([item if isinstance(item, tuple) else (ALL, item) for item in items])
         data = encode_envelope(Envelope(self.seqs[gateway], sent, "host", named_items))
-        named = {"v": VERSION, "f": b"1/256/64", "g": gateway.encode(), "e": data} | fields
+        named = {"v": VERSION, "f": b"1/256", "g": gateway.encode(), "e": data} | fields
         return {name.encode(): value for name, value in named.items()}
 
     def raw(self, fields: dict[bytes, bytes]) -> None:
@@ -257,8 +257,8 @@ def test_workers_may_be_replaced_for_ever() -> None:
     [
         ({"v": b"1"}, "version", "its release writes version '1', this one '2': both must write the same version"),
         ({"v": b""}, "version", "version ''"),
-        ({"f": b"1/512/64"}, "format", "routing.block_bytes is 512 there and 256 here: both must have the same configuration"),
-        ({"f": b"2/256/64"}, "format", "its release makes blocks in another way (2/256/64, not 1/256/64)"),
+        ({"f": b"1/512"}, "format", "routing.block_bytes is 512 there and 256 here: both must have the same configuration"),
+        ({"f": b"2/256"}, "format", "its release makes blocks in another way (2/256, not 1/256)"),
         ({"f": b"\xff"}, "format", "in another way"),
         ({"e": b"garbage"}, "garbage", ""),
         ({"e": b"x" * (MAX_ENVELOPE_BYTES + 1)}, "garbage", ""),
@@ -347,7 +347,7 @@ def test_a_flood_is_bounded() -> None:
 
 
 names = st.sampled_from([b"v", b"f", b"g", b"e", b"x"])
-values = st.binary(max_size=40) | st.sampled_from([VERSION, b"1/256/64", b"a", b"me"])
+values = st.binary(max_size=40) | st.sampled_from([VERSION, b"1/256", b"a", b"me"])
 
 
 @given(st.lists(st.dictionaries(names, values, max_size=5), max_size=20))
@@ -445,7 +445,7 @@ def test_those_that_are_not_followed_are_shown_while_they_write() -> None:
     for number in range(MAX_REFUSED + 5):
         view.entry(gateway=f"old-{number}", v=b"0")
     view.now += DEAD_S - 1.0
-    view.entry(gateway="other", f=b"1/128/64")
+    view.entry(gateway="other", f=b"1/128")
     assert len(view.entry_reader.refused) == MAX_REFUSED
     assert view.entry_reader.refused[0].gateway == "old-6", "the latest"
     refused = view.entry_reader.refused[-1]

@@ -272,7 +272,7 @@ async def test_one_that_comes_later_does_not_wait_for_those_that_were_just_kille
         with store.client as client:
             for number in range(20):
                 dead = encode_envelope(Envelope(1, 0.0, "dead", ()))
-                client.xadd(LOG, {"v": VERSION, "f": "1/256/64", "g": f"dead{number}", "e": dead})
+                client.xadd(LOG, {"v": VERSION, "f": "1/256", "g": f"dead{number}", "e": dead})
         async with sharing(replica, **at(store)) as two:
             assert held(two) == held(one)
     assert "another gateway has sent no snapshot" not in caplog.messages
@@ -512,7 +512,7 @@ async def test_garbage_in_the_stream(store: RedisServer) -> None:
         with store.client as client:
             for number in range(500):
                 client.xadd(LOG, {"x": "garbage"})
-                client.xadd(LOG, {"v": VERSION, "f": "1/256/64", "g": f"evil{number % 7}", "e": random.randbytes(200)})
+                client.xadd(LOG, {"v": VERSION, "f": "1/256", "g": f"evil{number % 7}", "e": random.randbytes(200)})
         await one.post()
         await eventually(lambda: held(two) == held(one) != {})
         assert refused(two, "garbage") >= 500
@@ -526,7 +526,7 @@ async def test_an_offer_that_is_no_snapshot_does_not_end_the_sharing(store: Redi
         await together(one, two)
         with store.client as client:
             client.set(key, "not a list")
-            client.xadd(LOG, {"v": VERSION, "f": "1/256/64", "g": "evil", "e": envelope})
+            client.xadd(LOG, {"v": VERSION, "f": "1/256", "g": "evil", "e": envelope})
         await eventually(lambda: others(one) == others(two) == 2)
         await one.post()
         await eventually(lambda: held(two) == held(one) != {})

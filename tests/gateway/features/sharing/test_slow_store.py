@@ -23,7 +23,7 @@ from gateway.features.table import new_metrics
 from router.events import CacheLost, encode
 from tests.gateway.conftest import eventually
 
-FORMAT = "1/256/64"
+FORMAT = "1/256"
 
 
 class SlowStore:

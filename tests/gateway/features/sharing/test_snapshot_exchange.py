@@ -30,7 +30,7 @@ PREFIX = "warmroute:{default}:"
 
 
 def frames(*chunks: bytes) -> list[bytes]:
-    return list(frames_of(Snapshot(Header("1/256/64", {}), chunks, 1.0)))
+    return list(frames_of(Snapshot(Header("1/256", {}), chunks, 1.0)))
 
 
 class Lists:
@@ -109,7 +109,7 @@ def exchange_of(
     metrics = new_metrics().of(SharingMetrics)
     entry_reader = EntryReader(
         me="me",
-        format="1/256/64",
+        format="1/256",
         routers=seen,
         outbox=Outbox(lambda: 0.0),
         store_clock=StoreClock(),
@@ -311,7 +311,7 @@ async def test_a_snapshot_that_is_put_only_in_part_has_an_end() -> None:
         async def expire(self, _key: str, seconds: int) -> None:
             calls.append(("expire", seconds))
 
-    await offers.put(Client(), PREFIX, Snapshot(Header("1/256/64", {}), [b"x" * 100], 1.0))
+    await offers.put(Client(), PREFIX, Snapshot(Header("1/256", {}), [b"x" * 100], 1.0))
     head, chunk, end = map(len, frames(b"x" * 100))
     assert calls == [("rpush", head), ("expire", offers.KEEP_S), ("rpush", chunk + end), ("expire", offers.KEEP_S)]
 
@@ -340,7 +340,7 @@ async def test_who_asks_for_snapshots_again_and_again_fills_no_store(caplog: pyt
 
     class Full(Taking):
         async def collect(self, since_s: float = math.inf, most_bytes: int = 0) -> Snapshot | None:
-            return Snapshot(Header("1/256/64", {}), [bytes(1 << 20)] * 200, now)
+            return Snapshot(Header("1/256", {}), [bytes(1 << 20)] * 200, now)
 
     class Client:
         pushed = 0

@@ -17,7 +17,7 @@ from gateway.features.snapshots.frames import Clocks
 from gateway.features.snapshots.snapshot import Header, KnowledgeError, Origin, Snapshot
 
 SNAPSHOT = Snapshot(
-    Header("1/256/64", {"r1": Origin("http://r1", "pod-1", 17.5), "r2": Origin("http://r2", "", None)}),
+    Header("1/256", {"r1": Origin("http://r1", "pod-1", 17.5), "r2": Origin("http://r2", "", None)}),
     [b"first chunk", b"second" * 100],
     at=100.0,
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.features.snapshots.frames import END, Frames, frames_of
 from gateway.features.snapshots.snapshot import Header, KnowledgeError, Origin, Snapshot
 
-SNAPSHOT = Snapshot(Header("1/256/64", {"r1": Origin("http://r1", "pod-1", 17.5)}), [b"first", b"second"], 1.0, "worker 7")
+SNAPSHOT = Snapshot(Header("1/256", {"r1": Origin("http://r1", "pod-1", 17.5)}), [b"first", b"second"], 1.0, "worker 7")
 FRAMES = list(frames_of(SNAPSHOT))
 
 

@@ -23,7 +23,7 @@ from gateway.features.table import new_metrics
 
 def keeper_of(path: Path, *, chunks: int, metrics: SnapshotMetrics, clocks: Clocks = CLOCKS, last_s: float = LAST_S) -> Keeper:
     async def collect() -> Snapshot:
-        return Snapshot(Header("1/256/64", {}), [os.urandom(1 << 20)] * chunks, 1.0)
+        return Snapshot(Header("1/256", {}), [os.urandom(1 << 20)] * chunks, 1.0)
 
     return Keeper(SnapshotFile(path, 60.0), collect, metrics, clocks, last_s)
 
@@ -107,7 +107,7 @@ def test_a_disk_that_hangs_holds_up_neither_the_last_one_nor_the_end(tmp_path: P
 
 async def test_a_part_of_what_it_began_with_does_not_replace_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def collect() -> Snapshot:
-        return Snapshot(Header("1/256/64", {}, partial=True), [b"x"], 1.0)
+        return Snapshot(Header("1/256", {}, partial=True), [b"x"], 1.0)
 
     keeper = Keeper(SnapshotFile(tmp_path / "s", 60.0), collect, new_metrics().of(SnapshotMetrics))
     with caplog.at_level(logging.INFO):

@@ -20,7 +20,7 @@ from router.snapshot.collect import SLICE, SLICE_BYTES, collect
 from router.snapshot.records import MAX_PATH_BLOCKS, MAX_TEXT
 from router.types import KEY_BYTES
 
-HEADER = Header("1/256/64", {})
+HEADER = Header("1/256", {})
 
 
 @pytest.fixture(scope="module")

@@ -49,8 +49,8 @@ async def test_a_connector_gets_its_arguments_and_no_header_of_the_client(monkey
         (status(302, "no", "Location: http://169.254.169.254/"), "answered 302"),
         (writes(http(200, b"no json")), "cannot be used"),
         (writes(http(200, b"1e999")), "cannot be used"),
-        (writes(http(200, LARGE)), "more than 1 MiB (max_mb)"),
-        (writes(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n200000\r\n" + LARGE), "more than 1 MiB (max_mb)"),
+        (writes(http(200, LARGE)), "more than a MiB"),
+        (writes(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n200000\r\n" + LARGE), "more than a MiB"),
         (writes(b"SSH-2.0\r\n"), "failed"),
     ],
 )
