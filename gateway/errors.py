@@ -159,7 +159,7 @@ def over_budget(size: int, largest: int, body: int = 0) -> GatewayError:
         parsed = f"The body has {_mib(body)} and needs {_mib(size)} while it is parsed"
         need = parsed if 0 < body < size else f"The request needs {_mib(size)} of memory"
         share = f"one client's share of this gateway process's memory for requests is {_mib(largest)}"
-        text = f"{need}; {share} (limits.inflight_mb, workers). Send less, or raise the limit."
+        text = f"{need}; {share} (limits.inflight_mb, workers). Send or ask for less, or raise the limit."
         return GatewayError(413, "request_too_large", text)
     text = "The gateway holds as many bytes of requests as it may (limits.inflight_mb). Retry the request."
     return GatewayError(503, "gateway_overloaded", text, retry_after_s=1)

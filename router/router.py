@@ -404,9 +404,9 @@ class Router(Owner):
         if prompt.session_key:
             sessions = self.sessions
             if session := sessions.find(prompt.session_key):
-                self._expect(quotes, session, sessions.share(session))
+                self._expect(quotes, session, sessions.share(session, prompt.origin))
             elif prompt.parent_key and (parent := sessions.find(prompt.parent_key)):
-                self._expect(quotes, parent, sessions.kin_share)
+                self._expect(quotes, parent, sessions.kin.value(prompt.origin))
         return quotes
 
     def _expect(self, quotes: Quotes, session: Session, share: float) -> None:
@@ -636,9 +636,9 @@ class Router(Owner):
         elif cached is not None:
             found = min(max(0.0, cached - matched), unseen)
             if prompt.parent_key and self.sessions.find(prompt.session_key) is None:
-                self.sessions.kin.learn(unseen, found)
+                self.sessions.kin.learn(prompt.origin, unseen, found)
             else:
-                self.sessions.learn(prompt.session_key, unseen, found)
+                self.sessions.learn(prompt.session_key, prompt.origin, unseen, found)
 
     def _believe(self, booking: Booking, evidence: Evidence, keys: BlockKeys, tokens: int, cached: int, now: float) -> bool:
         """Learn from the engine's reported cached tokens. keys: of the computed blocks. True if it had lost its cache."""

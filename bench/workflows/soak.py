@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import random
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from bench.workflows.programs import prose
 RUNS: Final = "/v1/workflows/runs"
 REPLICAS: Final = 3
 START_S: Final = 900.0  # a machine may be busy
+CLIENT_S: Final = 900.0  # longer than a run may take (workflows.max_s)
 SETTLE_S: Final = 420.0  # events of runs in the background are in memory for 300 s after their end
 SAMPLES: Final = 20  # of memory
 WARM: Final = 0.2  # the share of the runs after which memory is to be flat
@@ -155,7 +157,8 @@ class Crowd:
             try:
                 await kind()
             except (aiohttp.ClientError, TimeoutError) as error:
-                self._tally.ended("client", f"lost: {type(error).__name__} {error}", begun=False)
+                what = f"{kind.__name__.strip('_')} lost: {type(error).__name__} {error}"
+                self._tally.ended("client", what, begun=False)
 
     def _body(self, name: str, **more: Any) -> dict[str, Any]:
         return {"workflow": KINDS[name], "inputs": {"messages": self._messages()}, **more}
@@ -167,8 +170,7 @@ class Crowd:
         name = self._chance.choice([*KINDS])
         async with self._http.post(self._url + RUNS, json=self._body(name)) as answer:
             found = await answer.json()
-        status = found.get("status") or f"{answer.status} {found['error']['code']}"
-        self._tally.ended(name, status, begun="status" in found)
+        self._tally.ended(name, _status(answer.status, found), begun="status" in found)
 
     async def _streamed(self) -> None:
         name, last = self._chance.choice([*KINDS]), {}
@@ -176,7 +178,7 @@ class Crowd:
             async for line in answer.content:
                 if line.startswith(b"data: {"):
                     last = json.loads(line[6:])
-        status = str(last.get("status", last)) if answer.status == 200 else str(answer.status)
+        status = _status(answer.status, last) if answer.status == 200 else str(answer.status)
         self._tally.ended(f"{name}, streamed", status, begun=answer.status == 200)
 
     async def _left(self) -> None:
@@ -219,10 +221,10 @@ class Crowd:
             async with self._http.get(f"{run}?stream=true") as answer:
                 await answer.read()
             async with self._http.get(run) as answer:
-                end = await _status(answer)
+                end = _status(answer.status, await answer.json())
         elif end == "cancelled":
             async with self._http.post(f"{run}/cancel") as answer:
-                end = await _status(answer)
+                end = _status(answer.status, await answer.json())
         else:
             async with self._http.delete(run) as answer:
                 end = f"deleted: {answer.status}"
@@ -234,10 +236,12 @@ class Crowd:
         self._tally.ended("refused", str(answer.status), begun=False)
 
 
-async def _status(answer: aiohttp.ClientResponse) -> str:
-    """Of the run, or of an error."""
-    found = await answer.json()
-    return str(found.get("status") or f"{answer.status} {found['error']['code']}")
+def _status(status: int, found: Mapping[str, Any]) -> str:
+    """Of a run, with the limit that ended it, or of an error with this status."""
+    if "status" not in found:
+        return f"{status} {found.get('error', {}).get('code', found)}"
+    reason = found.get("incomplete_details", {}).get("reason")
+    return f"{found['status']}: {reason}" if reason else str(found["status"])
 
 
 @contextlib.asynccontextmanager
@@ -378,7 +382,7 @@ def violations(tally: Tally, rest: Rest) -> Iterator[str]:
     if rest.errors:
         yield f"the log has {len(rest.errors)} tracebacks: {rest.errors[0][:300]}"
     after = [mb for runs, mb in tally.samples if runs >= WARM * tally.asked]
-    if after[-1] - after[0] > GROW_MB:
+    if after and after[-1] - after[0] > GROW_MB:
         yield f"memory has grown by {after[-1] - after[0]:.0f} MB after the first {WARM:.0%} of the runs, {GROW_MB:g} at most"
 
 
@@ -411,7 +415,7 @@ async def soak(options: argparse.Namespace, folder: Path) -> tuple[list[str], li
     chance, tally = random.Random(options.seed), Tally()
     replicas = Replicas(folder / "replicas.log")
     (port,) = free_ports(1)
-    async with service(chance) as url, aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(600)) as http:
+    async with service(chance) as url, aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(CLIENT_S)) as http:
         config = {
             "pools": [{"replicas": replicas.urls}],
             "state": {"url": f"sqlite:///{folder / 'state.sqlite'}", "ttl_s": 300},
@@ -456,6 +460,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="where the report is written (default: standard output)")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and what it has started ends
     with tempfile.TemporaryDirectory(prefix="warmroute-soak-") as folder:
         lines, broken = asyncio.run(soak(options, Path(folder)))
     text = "\n".join(lines) + "\n"

@@ -22,7 +22,7 @@ import ipaddress
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.errors import over_budget
+from gateway.errors import GatewayError, over_budget
 
 SHARE: Final = 4
 LARGE_BODY: Final = 1 << 18  # bytes; the parser's copies of smaller bodies are not charged
@@ -151,9 +151,13 @@ class MemoryLease:
         return True
 
     def charge(self, size: int) -> None:
-        """`grow`. Raises GatewayError 503 if the client may not hold the bytes."""
+        """`grow`. Raises GatewayError 503 or 413 if the client may not hold the bytes."""
         if not self.grow(size):
-            raise over_budget(0, self.account.largest)
+            raise self.refusal(size)
+
+    def refusal(self, size: int) -> GatewayError:
+        """The error for `size` more bytes: 413 if the client could not hold them even alone, else 503."""
+        return over_budget(self.held + size, self.account.largest)
 
     def fits(self, size: int) -> bool:
         """True if `grow` would charge the bytes. False counts as a refusal."""

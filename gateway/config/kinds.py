@@ -104,6 +104,8 @@ def _name(name: str) -> str:
 
 
 Positive = Annotated[int, Meta(gt=0, le=MAX_NUMBER)]
+MAX_WEIGHT = 100
+Weight = Annotated[int, Meta(ge=1, le=MAX_WEIGHT)]
 Seconds = Annotated[float, Meta(gt=0, le=MAX_NUMBER)]
 Dollars = Annotated[float, Meta(gt=0, le=MAX_NUMBER)]
 Price = Annotated[float, Meta(ge=0, le=MAX_PRICE)]

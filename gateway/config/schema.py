@@ -21,6 +21,7 @@ from gateway.config.aliases import MAX_ALIASES
 from gateway.config.hints import ALONE, EXPECTED, FALSE, FIXED, MAX_NUMBER, READ, SECRET, UNSHOWN
 from gateway.config.kinds import (
     DATE,
+    MAX_WEIGHT,
     NAME_PATTERN,
     BaseUrl,
     ConfigSection,
@@ -37,6 +38,7 @@ from gateway.config.kinds import (
     ServerName,
     TranslatedApi,
     Variable,
+    Weight,
     about,
     unix_time,
 )
@@ -142,6 +144,7 @@ class AddedReplica(ConfigSection, frozen=True):
     name: Annotated[Name, about("Its name in metrics, headers and logs; empty: host:port.")] = ""
     capacity_tokens: Annotated[Positive | None, about("Size of its KV cache; null: as its engine advertises.")] = None
     engine: Annotated[EngineName, about("What it is; auto: found out. Distributed-Llama has to be named.")] = "auto"
+    weight: Annotated[Weight, about("Its share of new work, beside the weights of the others of its pool.")] = MAX_WEIGHT
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -183,7 +186,10 @@ class PoolConfig(ConfigSection, frozen=True):
         Meta(ge=0, le=MAX_NUMBER, extra={EXPECTED: "0 (no queue) or more"}),
         about("Requests in the queue; beyond it, 429."),
     ] = 1024
-    queue_s: Annotated[Seconds, about("Seconds that a request may be queued.")] = 30.0
+    queue_s: Annotated[
+        Seconds | None,
+        about("Seconds that a request may be queued; null: 30, and 240 for streams with signs of life, without a fallback."),
+    ] = None
     strip_billing_header: Annotated[
         bool, about("The billing line of Claude Code, which changes with every request, is cut out of what goes to replicas.")
     ] = True

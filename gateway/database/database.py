@@ -8,6 +8,10 @@ If a shared transaction fails, each write is repeated in a transaction of its ow
 write. A write that conflicts with another gateway's transaction (a deadlock, say) is repeated a few times. All errors of the
 database are raised as StoreFailed.
 
+A slow database does as much as it can: a transaction gets fewer writes if it takes more than a part of the time limit
+(`BatchSize`), and a write whose transaction has begun waits for it, or else a database that is a little too slow would do
+everything too late.
+
 Every operation has a time limit. After an operation that exceeded it, or found SQLite's file locked by another process, all
 operations fail at once, for its reason, while a task in the background tries the database until it answers: requests do not
 wait for a database that does not answer.
@@ -19,7 +23,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection
@@ -33,11 +39,36 @@ from gateway.database.urls import made, parsed, shown
 OPERATION_S: Final = 10.0
 RETRY_S: Final = 0.5  # between two attempts at a database that does not answer
 MAX_BATCH: Final = 100  # writes in one transaction
+FIRST_BATCH: Final = 8
+LONG: Final = 4  # a transaction is long if it takes more than 1 / LONG of the time limit
 MAX_WAITING: Final = 10_000  # writes
 _TRIES: Final = 5  # of a write that conflicts with other transactions
 
 T = TypeVar("T")
-Write = tuple[Work[Any], asyncio.Future[Any]]
+
+
+@dataclass(slots=True, eq=False)
+class QueuedWrite:
+    """done: with the result, or cancelled: its caller does not wait any more. begun: a transaction with it has begun."""
+
+    work: Work[Any]
+    done: asyncio.Future[Any]
+    begun: bool = False
+
+
+class BatchSize:
+    """The writes of the next transaction, at most: twice as many after a full and short transaction, half after a long one."""
+
+    def __init__(self, long_s: float) -> None:
+        self.most = FIRST_BATCH
+        self._long_s = long_s
+
+    def after(self, writes: int, seconds: float, *, failed: bool = False) -> None:
+        """A transaction took so long."""
+        if seconds > self._long_s:
+            self.most = max(1, min(self.most, writes) // 2)
+        elif writes >= self.most and not failed:
+            self.most = min(MAX_BATCH, 2 * self.most)
 
 
 class Database:
@@ -64,7 +95,8 @@ class Database:
         self._recovery: asyncio.Task[None] | None = None
         self._lost = lost
         self._driver: Driver | None = None
-        self._queue = asyncio.Queue[Write](MAX_WAITING)
+        self._queue = asyncio.Queue[QueuedWrite](MAX_WAITING)
+        self._batch = BatchSize(operation_s / LONG)
         self._writer: asyncio.Task[None] | None = None
         self._readers = asyncio.Semaphore(CONNECTIONS - 1)  # the writer has the last one
 
@@ -108,28 +140,37 @@ class Database:
     async def write(self, work: Work[T]) -> T:
         """Execute a write; it is durable when this returns. `work` may be executed twice, and must be idempotent.
 
-        Raises StoreFailed, and the errors of `work`.
+        Waits for its transaction as long as an operation may take, and then for the end of the transaction as long. Raises
+        StoreFailed, which is `in_doubt` if a transaction had begun, and the errors of `work`.
         """
         if self._writer is None:
             raise _closed()
         self._require_answers()
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        queued = QueuedWrite(work, asyncio.get_running_loop().create_future())
+        done: asyncio.Future[T] = queued.done
         try:
-            self._queue.put_nowait((work, done))
+            self._queue.put_nowait(queued)
         except asyncio.QueueFull:
             raise StoreFailed(f"more than {MAX_WAITING:,} writes wait for the database") from None
         try:
-            async with asyncio.timeout(self._operation_s):
-                return await done
-        except TimeoutError:
-            raise self._silent() from None
+            await asyncio.wait([done], timeout=self._operation_s)
+            if queued.begun:
+                await asyncio.wait([done], timeout=self._operation_s)
+            if not done.done():
+                raise self._silent()
+            return done.result()
+        except StoreFailed as failure:
+            failure.in_doubt = queued.begun
+            raise
+        finally:
+            done.cancel()
 
     async def _write(self) -> None:
         while True:
             batch = [await self._queue.get()]
-            while len(batch) < MAX_BATCH and not self._queue.empty():
+            while len(batch) < self._batch.most and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
-            waiting = [each for each in batch if not each[1].done()]  # callers of the others have timed out
+            waiting = [each for each in batch if not each.done.done()]  # callers of the others have timed out
             try:
                 if len(waiting) < 2 or await self._done(waiting):
                     for each in waiting:
@@ -138,9 +179,9 @@ class Database:
                 for _ in batch:
                     self._queue.task_done()
 
-    async def _alone(self, write: Write) -> None:
+    async def _alone(self, write: QueuedWrite) -> None:
         """Execute one write in a transaction of its own. Its caller gets the error."""
-        done = write[1]
+        done = write.done
         for left in reversed(range(_TRIES)):
             if done.done() or (error := await self._done([write])) is None:
                 return
@@ -149,16 +190,21 @@ class Database:
                     done.set_exception(error)
                 return
 
-    async def _done(self, batch: list[Write]) -> Exception | None:
+    async def _done(self, batch: list[QueuedWrite]) -> Exception | None:
         """Execute the writes in one transaction. Returns the error, if any."""
+        begun = time.monotonic()
         try:
             async with self._bounded():
-                results = await self._opened().write([work for work, _ in batch])
+                for each in batch:
+                    each.begun = True
+                results = await self._opened().write([each.work for each in batch])
         except Exception as error:  # noqa: BLE001  (the caller gets it)
+            self._batch.after(len(batch), time.monotonic() - begun, failed=True)
             return error
-        for (_, done), result in zip(batch, results, strict=True):
-            if not done.done():
-                done.set_result(result)
+        self._batch.after(len(batch), time.monotonic() - begun)
+        for each, result in zip(batch, results, strict=True):
+            if not each.done.done():
+                each.done.set_result(result)
         return None
 
     def _opened(self) -> Driver:

@@ -45,7 +45,12 @@ class StoreError(Exception):
 
 
 class StoreFailed(StoreError):
-    """The database is unreachable, too slow, full, or refuses the operation. The text includes advice."""
+    """The database is unreachable, too slow, full, or refuses the operation. The text includes advice.
+
+    in_doubt: True for a write that may be stored all the same, because its transaction had begun.
+    """
+
+    in_doubt = False
 
 
 def failed(where: str, error: Exception) -> StoreFailed:

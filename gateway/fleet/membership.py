@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.config.addresses import AddressError, parse_base_url
-from gateway.config.kinds import is_name
+from gateway.config.kinds import MAX_WEIGHT, is_name
 from gateway.config.schema import (
     AUTO_ENGINE,
     MAX_REPLICAS,
@@ -36,7 +36,6 @@ KEPT: Final = "before the last reload"  # source of replicas that a reload could
 COMMANDED: Final = (CONFIGURATION, OPERATORS)  # sources that all processes share
 SHOWN_S: Final = 900.0  # for which the counters of a replica that has left are shown
 MAX_DEPARTED: Final = 4 * MAX_REPLICAS
-MAX_WEIGHT: Final = 100
 _MAX_NAME: Final = 100  # characters of a replica's name
 
 
@@ -45,7 +44,7 @@ class Member:
     """A replica, as a source names it.
 
     url: its base URL, without the /v1 at the end. pool: the name of its pool; "": the pool of its model, else of its source.
-    model: its model; "": unknown. weight: percent of its share of requests. capacity_tokens: size of its KV cache; None:
+    model: its model; "": unknown. weight: its share of new work (`candidates.py`). capacity_tokens: size of its KV cache; None:
     reported by its engine. draining: its source wants no new requests there. instance: distinguishes it from an earlier replica
     of the same name and URL (a pod's uid); "": its source has no such id. key: the key that the gateway sends to it; None: the
     client's key. tls: for an https URL; None: the system's defaults. engine: a name of the table of engines, or AUTO_ENGINE.
@@ -91,13 +90,14 @@ def fitting(name: str) -> str:
 
 def member_of(replica: AddedReplica, pool: str) -> Member:
     """The member for a replica that an operator adds."""
-    return Member(replica.name, replica.url, pool, replica.capacity_tokens, engine=replica.engine)
+    return Member(replica.name, replica.url, pool, replica.capacity_tokens, engine=replica.engine, weight=replica.weight)
 
 
 def _listed(replica: ReplicaConfig, pool: PoolConfig) -> Member:
     tls = replica.tls if replica.url.startswith("https:") else None
     key, capacity = replica.key, replica.capacity_tokens
-    return Member(replica.name, replica.url, pool.name, capacity, key=key, tls=tls, engine=replica.engine)
+    engine, weight = replica.engine, replica.weight
+    return Member(replica.name, replica.url, pool.name, capacity, key=key, tls=tls, engine=engine, weight=weight)
 
 
 def configured(config: Config) -> tuple[Member, ...]:

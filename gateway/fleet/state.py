@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from gateway.config.kinds import MAX_WEIGHT
 from gateway.config.schema import AUTO_ENGINE
 from gateway.errors import LOADING, NO_ACCESS, REFUSED, UNREACHABLE
 from gateway.fleet.breaker import CLOSED, Breaker
 from gateway.fleet.cache_reports import Overlap
 from gateway.fleet.engine_client import Models
 from gateway.fleet.engines import EngineProfile, Facts, named
-from gateway.fleet.membership import MAX_WEIGHT, Member
+from gateway.fleet.membership import Member
 from gateway.fleet.refusals import Refusals
 
 NOT_PROBED = "not probed yet"

@@ -19,7 +19,7 @@ from gateway.admission.pool_queue import Permit, Place
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import AnswerEditor, Answers, AnswerTail, Dialect, StreamReader
 from gateway.dialects.usage import Usage, bounded, counted_once
-from gateway.errors import HUNG, NO_ACCESS, REFUSED, UNREACHABLE, GatewayError, over_budget
+from gateway.errors import HUNG, NO_ACCESS, REFUSED, UNREACHABLE, GatewayError
 from gateway.fleet.breaker import Trial
 from gateway.fleet.directory import Target
 from gateway.fleet.state import ReplicaState
@@ -465,7 +465,7 @@ class Exchange:
         lease, size = self.request.lease, len(self.attempts.body)
         if size >= LARGE_BODY and not lease.fits(size):
             self.attempts.body = b""
-            raise over_budget(0, lease.account.largest)
+            raise lease.refusal(size)
 
     def __repr__(self) -> str:
         return f"<Exchange {self.record.id}, {self.booking if self.booked else None!r}>"

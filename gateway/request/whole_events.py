@@ -12,7 +12,6 @@ from typing import Final
 
 from gateway.admission.memory import MemoryLease
 from gateway.dialects.events.splitter import Splitter
-from gateway.errors import over_budget
 
 UNCHARGED: Final = 64 << 10  # bytes of an incomplete event
 
@@ -40,8 +39,9 @@ class WholeEvents:
         """Charge the held bytes. Without memory for them, they are dropped, and GatewayError 413 or 503 is raised."""
         more = max(0, self._splitter.held - UNCHARGED) - self._charged
         if more > 0 and not self._lease.grow(more):
+            refusal = self._lease.refusal(more)
             self.drop()
-            raise over_budget(0, self._lease.account.largest)
+            raise refusal
         if more < 0:
             self._lease.shrink(-more)
         self._charged += more

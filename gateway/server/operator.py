@@ -94,8 +94,8 @@ class Operator:
         return _json({"replicas": rows, "sources": sources})
 
     async def add(self, request: HttpRequest) -> Response:
-        """Add a replica: {"url", "name", "capacity_tokens", "engine", "pool"}. Only the URL is required, and the pool if there
-        are several.
+        """Add a replica: {"url", "name", "capacity_tokens", "engine", "weight", "pool"}. Only the URL is required, and the pool
+        if there are several.
         """
         body = await self.body(request)
         names = [pool.name for pool in self._fleet.pools]

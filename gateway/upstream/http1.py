@@ -26,8 +26,10 @@ _HEAD: Final = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: (%s))?\r\n((?:%s:
 _HEADER: Final = re.compile(rb"([^:]++):([^\r]*+)\r\n")
 _TRAILERS: Final = re.compile(rb"(?:%s:%s\r\n)*+\r\n" % (_TOKEN, _VALUE))
 _CHUNK_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;%s)?\r\n" % _VALUE)
-# Fast path for the sizes of nearly all chunks.
+# Fast path for the sizes of nearly all chunks: of two or three digits.
 _SIZES: Final = {b"%x\r\n" % size: size for size in range(4096)}
+_CR: Final = 0x0D
+_LF: Final = 0x0A
 _LENGTH: Final = re.compile(rb"[0-9]{1,15}")
 # A replica's heads differ in their length and, once a second, in their date: parsed heads are cached without the length.
 _LENGTH_LINE: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,15})(?=\r\n)")
@@ -214,15 +216,14 @@ class AnswerParser:
         parts: list[bytes] = []
         at = 0
         while True:
-            line = data[at : at + 5]
-            if line not in _SIZES:  # else it has three digits, or is all that is here
-                line = data[at : at + 4]
-            if line not in _SIZES:  # nearly all chunks have two or three; the search takes three times as much
+            line = data[at : at + (5 if len(data) > at + 3 and data[at + 3] == _CR else 4)]
+            size = _SIZES.get(line, -1)
+            if size < 0:  # the search takes three times as much
                 end = data.find(b"\n", at, at + MAX_CHUNK_LINE)
                 if end < 0:
                     return self._wait_for_line(data[at:], parts)
                 line = data[at : end + 1]
-            size = _chunk_size(line)
+                size = _chunk_size(line)
             begin = at + len(line)
             at = begin + size
             if not size:
@@ -233,7 +234,7 @@ class AnswerParser:
                 self._left, self._step, self._buffer = size, _CHUNK_NEXT, b""
                 parts.append(self._read_chunk(data[begin:]))
                 return b"".join(parts)
-            if data[at : at + 2] != b"\r\n":
+            if data[at] != _CR or data[at + 1] != _LF:
                 raise FramingError("a chunk is longer than its size line says")
             parts.append(data[begin:at])
             at += 2
@@ -254,7 +255,7 @@ class AnswerParser:
             return data
         self._left = 0
         if len(data) < left + 2:
-            if data[left] != 0x0D:
+            if data[left] != _CR:
                 raise FramingError("a chunk is longer than its size line says")
             self._buffer = data[left:]
             return data[:left]

@@ -8,13 +8,14 @@ is expected to have more of the prompt than the longest match:
     unseen(r) = min(the session's last prompt on r, this prompt) - the longest match of all replicas
     expected(r) = share * unseen(r)
 
-The share is learned from the cached tokens that engines report for unseen parts, for each session, and for all sessions as the
-prior of new ones. If the keys differ because the prompt really changed (a compaction, a sub-agent, one id for a whole company),
-the reports bring it down to zero. So does each turn whose keys show all of the previous turn: blocks missing in the index then
-are missing in the cache, too (evicted, say). Without reports and without any match of keys, it stays at PRIOR.
+The share is learned from the cached tokens that engines report for unseen parts, for each session, and for all sessions of a
+client as the prior of its new ones (`ClientShares`). If the keys differ because the prompt really changed (a compaction, a
+sub-agent, one id for a whole company), the reports bring it down to zero. So does each turn whose keys show all of the previous
+turn: blocks missing in the index then are missing in the cache, too (evicted, say). Without reports and without any match of
+keys, it stays at PRIOR.
 
 A client may also name the agent that has started this one. The first prompt of an agent has no holder of its own: it should
-share something with the last prompt of its parent, by a share that is learned for all such first prompts together
+share something with the last prompt of its parent, by a share that is learned for all such first prompts of a client together
 (`kin`). What its keys show needs no belief: sub-agents with one system prompt match each other's.
 
 It is a belief about one replica's cache, priced in seconds like matched blocks (`pricing/quotes.py`): a busy holder may cost
@@ -27,7 +28,7 @@ forgotten, so that ids that never return displace none that do. MAX_HOLDERS repl
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import xxhash
@@ -42,6 +43,8 @@ COINCIDENCE_BLOCKS: Final = 2  # fewer unseen blocks are only the session's last
 PRIOR: Final = 0.5  # the share before any report
 PRIOR_TOKENS: Final = 16_384  # its weight
 SESSION_PRIOR_TOKENS: Final = 4_096  # the weight of other sessions' share
+MAX_CLIENTS: Final = 64  # with shares of their own
+QUORUM: Final = 3  # clients whose median is believed of others
 RECENT_TOKENS: Final = 1_048_576  # older reports fade: they count half with every doubling beyond it
 
 
@@ -82,6 +85,62 @@ class Share:
         return (prior * weight + self.found) / (weight + self.unseen)
 
 
+class ClientShares:
+    """Shares by client. A client without reports has the median of the others, once there are QUORUM of them: so no single
+    client changes the expectations of others. Beyond MAX_CLIENTS the least recently reported one is forgotten.
+    """
+
+    __slots__ = ("_clients", "median")
+
+    def __init__(self) -> None:
+        self._clients: OrderedDict[int, Share] = OrderedDict()
+        self.median = PRIOR
+
+    def learn(self, client: int, unseen: float, found: float) -> None:
+        """A report about a prompt of this client. O(MAX_CLIENTS log MAX_CLIENTS)."""
+        share = self._clients.get(client)
+        if share is None:
+            share = self._clients[client] = Share()
+            if len(self._clients) > MAX_CLIENTS:
+                self._clients.popitem(last=False)
+        else:
+            self._clients.move_to_end(client)
+        share.learn(unseen, found)
+        self._settle()
+
+    def value(self, client: int) -> float:
+        """The share that is expected of this client's prompts. O(1)."""
+        share = self._clients.get(client)
+        return self.median if share is None else share.value(self.median, PRIOR_TOKENS)
+
+    @property
+    def sums(self) -> tuple[tuple[int, float, float], ...]:
+        """(client, unseen, found) of each."""
+        return tuple([(client, *share.sums) for client, share in self._clients.items()])
+
+    def restore(self, sums: Sequence[tuple[int, float, float]]) -> None:
+        """Take over the shares of another router, at most MAX_CLIENTS, where none are known."""
+        if not self._clients:
+            for client, unseen, found in sums[-MAX_CLIENTS:]:
+                self._clients[client] = Share()
+                self._clients[client].restore((unseen, found))
+            self._settle()
+
+    def _settle(self) -> None:
+        """Compute the median."""
+        shares = sorted([share.value(PRIOR, PRIOR_TOKENS) for share in self._clients.values()])
+        middle = len(shares) // 2
+        self.median = (shares[middle] + shares[~middle]) / 2 if len(shares) >= QUORUM else PRIOR
+
+    def check(self) -> None:
+        """Raises AssertionError if a bound is broken."""
+        assert len(self._clients) <= MAX_CLIENTS
+        assert all(0.0 <= self.value(client) <= 1.0 for client in self._clients)
+
+    def __repr__(self) -> str:
+        return f"<ClientShares of {len(self._clients)}, median {self.median:.2f}>"
+
+
 class Session:
     """holders: replica -> (units of the last prompt that it answered, time), ordered by time."""
 
@@ -95,14 +154,14 @@ class Session:
 class Sessions:
     """The sessions (see the module), by number (`session_key`). All operations O(1), except `lost`, `entries`.
 
-    overall: the share of all sessions. kin: of first prompts of agents, in what their parents' holders have.
+    clients: the shares of all sessions of each client. kin: of first prompts of agents, in what their parents' holders have.
     """
 
     def __init__(self) -> None:
         self._new: OrderedDict[int, Session] = OrderedDict()
         self._returned: OrderedDict[int, Session] = OrderedDict()
-        self.overall = Share()
-        self.kin = Share()
+        self.clients = ClientShares()
+        self.kin = ClientShares()
         self._losses = Losses()
 
     def __len__(self) -> int:
@@ -119,19 +178,14 @@ class Sessions:
             return 0
         return holder[0]
 
-    def share(self, session: Session) -> float:
-        """The share of unseen units that its holders are expected to have cached."""
-        prior = self.overall.value(PRIOR, PRIOR_TOKENS)
+    def share(self, session: Session, client: int) -> float:
+        """The share of unseen units of this client's prompt that its holders are expected to have cached."""
+        prior = self.clients.value(client)
         return prior if session.share is None else session.share.value(prior, SESSION_PRIOR_TOKENS)
 
-    @property
-    def kin_share(self) -> float:
-        """The share of unseen units that a parent's holders are expected to have of an agent's first prompt."""
-        return self.kin.value(PRIOR, PRIOR_TOKENS)
-
-    def learn(self, number: int, unseen: float, found: float) -> None:
+    def learn(self, number: int, client: int, unseen: float, found: float) -> None:
         """The engine has reported `found` of `unseen` tokens as cached. found: 0 to unseen."""
-        self.overall.learn(unseen, found)
+        self.clients.learn(client, unseen, found)
         if session := self.find(number):
             if session.share is None:
                 session.share = Share()
@@ -217,12 +271,14 @@ class Sessions:
 
     def check(self) -> None:
         """Raises AssertionError if a bound is broken. O(sessions)."""
+        self.clients.check()
+        self.kin.check()
         assert len(self._new) <= MAX_NEW
         assert len(self._returned) <= MAX_RETURNED
         assert not self._new.keys() & self._returned.keys()
         for session in (*self._new.values(), *self._returned.values()):
             assert 0 < len(session.holders) <= MAX_HOLDERS
-            assert 0.0 <= self.share(session) <= 1.0
+            assert 0.0 <= self.share(session, 0) <= 1.0
 
     def __repr__(self) -> str:
-        return f"<Sessions: {len(self)}, share {self.overall.value(PRIOR, PRIOR_TOKENS):.2f}>"
+        return f"<Sessions: {len(self)}, {self.clients!r}>"

@@ -109,7 +109,7 @@ class _Collector:
         if lifetime is not None and _plausible(lifetime.sums):
             over, under = lifetime.sums
             sums = over, under, lifetime.half_life
-        return GeneralRecord(router.ledger.turn_gap.value, router.sessions.overall.sums, sums)
+        return GeneralRecord(router.ledger.turn_gap.value, router.sessions.clients.sums, sums)
 
     def _learned(self, name: str) -> LearnedRecord:
         load, evidence = self._router.ledger.loads.get(name), self._router.evidence_of(name)

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from router.learning.objects import MAX_OBJECTS
 from router.learning.promises import MAX_PROMISES
 from router.learning.scales import MAX_SCALES
-from router.learning.sessions import MAX_HOLDERS, MAX_NEW, MAX_RETURNED
+from router.learning.sessions import MAX_CLIENTS, MAX_HOLDERS, MAX_NEW, MAX_RETURNED
 from router.pricing.replication import MAX_PREFIXES
 from router.types import KEY_BYTES
 
@@ -112,12 +112,12 @@ class RentEntry(Struct, frozen=True, array_like=True, gc=False, tag=6):
 
 
 class GeneralRecord(Struct, frozen=True, array_like=True, gc=False, tag=7):
-    """turn_gap: `Ledger.turn_gap`. share: (unseen, found) of all sessions. lifetime: the two sums of `RadixTrie.lifetime`,
-    and its half-life.
+    """turn_gap: `Ledger.turn_gap`. shares: `Sessions.clients`. lifetime: the two sums of `RadixTrie.lifetime`, and its
+    half-life.
     """
 
     turn_gap: Positive
-    share: tuple[Amount, Amount]
+    shares: Annotated[tuple[tuple[int, Amount, Amount], ...], Meta(max_length=MAX_CLIENTS)]
     lifetime: tuple[Positive, Positive, Positive] | None
 
 

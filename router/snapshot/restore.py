@@ -273,7 +273,7 @@ class Restorer:
         router = self._router
         if self._begins:
             router.ledger.turn_gap.restore(record.turn_gap)
-            router.sessions.overall.restore(record.share)
+            router.sessions.clients.restore(record.shares)
             if record.lifetime is not None:
                 over, under, half_life = record.lifetime
                 router.trie.restore_lifetime((over, under), half_life)

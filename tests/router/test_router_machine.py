@@ -36,7 +36,7 @@ def shown(router: Router) -> str:
     """Everything that the router knows, as far as it can be seen."""
     scales = [router.units_per_token(scale) for scale in "mn"]
     capacities = [router.learned_capacity(name) for name in NAMES]
-    known = [session and (session.holders, router.sessions.share(session)) for session in map(router.sessions.find, (3, 5))]
+    known = [session and (session.holders, router.sessions.share(session, 0)) for session in map(router.sessions.find, (3, 5))]
     return f"{router!r} {router.rents!r} {router.ledger.turn_gap!r} {router.trie.held()} {scales} {capacities} {known}"
 
 

@@ -168,13 +168,13 @@ def test_it_is_learned_that_agents_share_nothing_with_their_parents() -> None:
     """And what their parents themselves have is no less expected for it."""
     router = router_of()
     answer(router.choose(prompt(0), FLEET, 0.0), 1.0, 0)
-    before = router.sessions.overall.sums
+    before = router.sessions.clients.sums
     for number in range(100):
         answer(router.choose(agent(number, number + 1), FLEET, 10.0 + number), 10.5 + number, 0)
     _, ranking = router.rank(agent(100, 101), FLEET, 111.0)
     assert all(candidate.cost.session_s > -0.05 for candidate in ranking)
-    assert router.sessions.overall.sums == before
-    assert router.sessions.kin_share < 0.05
+    assert router.sessions.clients.sums == before
+    assert router.sessions.kin.value(0) < 0.05
 
 
 def test_what_agents_share_with_their_parents_is_learned() -> None:
@@ -184,7 +184,28 @@ def test_what_agents_share_with_their_parents_is_learned() -> None:
         booking = router.choose(agent(number, number + 1), FLEET, 10.0 * number + 10)
         assert booking.chosen.replica == home
         answer(booking, 10.0 * number + 11, TOKENS - 1)
-    assert router.sessions.kin_share > 0.95
+    assert router.sessions.kin.value(0) > 0.95
+
+
+def test_agents_of_one_client_do_not_change_what_is_expected_of_those_of_others() -> None:
+    """A client may say that any of its prompts is a first one, of any parent of its own."""
+    router = router_of()
+
+    def asked(number: int, nonce: int, client: int) -> Prompt:
+        made = agent(number, nonce)
+        made.origin = client
+        return made
+
+    home = answer(router.choose(prompt(0), FLEET, 0.0), 1.0, 0)
+    _, before = router.rank(asked(500, 200, client=1), FLEET, 2.0)
+    for number in range(100):
+        answer(router.choose(asked(number, number + 1, client=2), FLEET, 10.0 + number), 10.5 + number, 0)
+    answer(router.choose(prompt(0), [home], 111.0), 112.0, TOKENS - 1)
+    _, after = router.rank(asked(501, 201, client=1), FLEET, 113.0)
+    at_home = [[one.uncached_tokens for one in ranking if one.replica == home] for ranking in (before, after)]
+    assert at_home == [[TOKENS // 2]] * 2
+    _, own = router.rank(asked(502, 202, client=2), FLEET, 113.0)
+    assert all(one.cost.session_s > -0.05 for one in own)
 
 
 def test_agents_do_not_change_what_is_expected_of_their_session() -> None:

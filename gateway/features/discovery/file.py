@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from gateway.config.parse import ConfigError, parse
 from gateway.config.source import POLL_S, ConfigSource
 from gateway.config.yaml_file import YamlFile
 from gateway.features.discovery.connecting import connected_as
 from gateway.features.discovery.section import DiscoveryConfig, ListedReplica, ReplicaList
-from gateway.fleet.membership import Member
+from gateway.fleet.membership import Member, member_of
 
 log = logging.getLogger("warmroute.discovery")
 
@@ -37,7 +38,7 @@ class FileSource:
         self.name = config.source
         self.pool = config.pool
         self.problem = ""
-        self.settings = replace(config, pool="")
+        self.settings = structs.replace(config, pool="")
         self._config = config
         self._path = Path(config.file)
         self._poll_s = poll_s
@@ -70,5 +71,4 @@ def read_members(config: DiscoveryConfig) -> Iterable[Member]:
 
 
 def _member(replica: ListedReplica) -> Member:
-    capacity, draining = replica.capacity_tokens, replica.draining
-    return Member(replica.name, replica.url, replica.pool, capacity, draining=draining, engine=replica.engine)
+    return replace(member_of(replica, replica.pool), draining=replica.draining)

@@ -98,6 +98,7 @@ class Recall:
         if size >= LARGE_BODY:
             request.lease.charge(size)
         leaves = passes_through or not dialect.makes_objects
+        request.identify()
         api.body = await edited(body, written_out(history, turn.before, keeps=leaves))
         api.keeps, api.refers = passes_through and api.keeps, ""
         done = turn if dialect.makes_objects else None

@@ -99,7 +99,7 @@ class MessageRequest(ClientRequest):
         body, self._body = self._body, b""
         return body
 
-    def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
+    def reply(self, *, keep_alive: bool, patience_s: float, size: int | None = None) -> ClientReply:
         return MessageReply(self._socket, self)
 
     def close(self) -> None:

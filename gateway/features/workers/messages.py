@@ -21,8 +21,8 @@ import msgspec
 from msgspec import Struct
 
 from gateway.cluster.messages import Command, EventBatch, Reset, Want, decode
+from gateway.config.kinds import MAX_WEIGHT
 from gateway.config.schema import AUTO_ENGINE, KeyConfig, TlsConfig
-from gateway.fleet.membership import MAX_WEIGHT
 
 # -- worker -> hub
 

@@ -133,8 +133,13 @@ def test_who_counts_as_one_client(peer: object, client: str) -> None:
 
 
 def test_a_charge_without_room_is_an_error_and_holds_nothing() -> None:
-    lease = Budget(1000).lease("a")
+    budget = Budget(1000)
+    lease, other = budget.lease("a"), budget.lease("b")
     lease.charge(500)
+    other.charge(300)
     with pytest.raises(GatewayError) as caught:
-        lease.charge(500)
+        lease.charge(300)
     assert (caught.value.status, caught.value.code, lease.held) == (503, "gateway_overloaded", 500)
+    with pytest.raises(GatewayError) as caught:
+        lease.charge(301)
+    assert (caught.value.status, caught.value.code, lease.held) == (413, "request_too_large", 500), "more than it may ever hold"

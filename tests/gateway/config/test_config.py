@@ -82,6 +82,8 @@ prices:
         ({"pools": [{"replicas": ["http://u:p@h"]}]}, "credentials do not belong"),
         ({"pools": [{"replicas": [{"name": "x"}]}]}, r"replicas\[0\].url: missing"),
         ({"pools": [{"replicas": [{"url": URL, "capacity_tokens": 0}]}]}, "capacity_tokens: must be greater than 0"),
+        ({"pools": [{"replicas": [{"url": URL, "weight": 0}]}]}, "weight: 1 to 100 are possible, got 0"),
+        ({"pools": [{"replicas": [{"url": URL, "weight": 101}]}]}, "weight: 1 to 100 are possible, got 101"),
         ({"pools": [{"models": ["m", "m"], "replicas": [URL]}]}, "claimed twice"),
         ({"pools": "x"}, "pools: a list is expected, got 'x'"),
         ({"rooting": {}}, "rooting: unknown key; did you mean 'routing'"),

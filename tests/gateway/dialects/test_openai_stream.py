@@ -212,6 +212,8 @@ SILENT = [
     chat(text=""),
     chat({"content": ""}, logprobs={"content": [{"token": "x"}]}),
     b'data: {"choices": [], "prompt_filter_results": [1]}\n\n',
+    b'data: {"choices": [{"index": 0, "delta": {}}], "prompt_progress": {"total": 900, "processed": 100}}\n\n',
+    b'data: {"choices": [{"index": 0, "delta": {"content": ""}}], "prompt_progress": {"total": 900, "cache": 5}}\n\n',
 ]
 TOKENS = [
     TEXT,

@@ -15,6 +15,7 @@ from gateway.errors import GatewayError, ReplicaFailure
 from gateway.fleet.catalog import MAX_SHOWN, warn_of_misfits
 from gateway.fleet.engine_client import ModelEntry
 from tests.gateway.conftest import BODY, LOGGED, Running, config_over, eventually, running
+from tests.support.configs import load
 from tests.support.fakes import FakeReplica, answers, dies, hangs, http, models, status, writes
 
 
@@ -311,3 +312,23 @@ async def test_a_replica_that_lists_another_pools_model_is_logged(caplog: pytest
                 found = [record for record in caplog.records if "lists models of another pool" in record.getMessage()]
                 assert all(record.models == ["secret"] for record in found)  # type: ignore[attr-defined]
                 assert bool(found) == (not prefixes)
+
+
+async def test_a_weight_is_a_share_of_new_work_and_a_reload_changes_it() -> None:
+    async with FakeReplica() as one, FakeReplica() as two:
+
+        def weighed(weight: int) -> dict[str, Any]:
+            return {"pools": [{"replicas": [one.url, {"url": two.url, "weight": weight}]}]}
+
+        async with running(**weighed(1)) as run:
+            fleet, now = run.gateway.fleet, run.gateway.clock()
+
+            def candidacies() -> int:
+                """Of 300 requests, for how many it is a candidate."""
+                return sum(two.name in fleet.candidates(fleet.target("m"), now) for _ in range(300))
+
+            assert candidacies() < 60
+            await run.gateway.local.reload.take(load(None, {"listen": "127.0.0.1:0", **weighed(100)}, env={}))
+            assert candidacies() == 300
+            await run.gateway.local.reload.take(load(None, {"listen": "127.0.0.1:0", **weighed(1)}, env={}))
+            assert candidacies() < 60

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import json
 import struct
 from typing import Any
@@ -272,16 +273,21 @@ async def answers_all(request: FakeRequest, writer: asyncio.StreamWriter) -> Non
         await prints_texts(request, writer)
 
 
+@pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize(("method", "path", "sent"), UNCOMPUTED)
-async def test_a_prompt_that_nothing_has_computed_displaces_nothing(method: str, path: str, sent: dict[str, Any]) -> None:
+async def test_a_prompt_that_nothing_has_computed_displaces_nothing(
+    method: str, path: str, sent: dict[str, Any], zipped: bool
+) -> None:
     async with FakeReplica(script=[answers_all]) as replica:
         pool = {"replicas": [{"url": replica.url, "capacity_tokens": 20_000}]}
         async with running(pools=[pool]) as run:
             await warm(run)
             before = await predicted(run)
             for number in range(8):
-                attack = {"model": "m", **json.loads(json.dumps(sent).replace("junk", f"{number}"))}
-                async with run.session.request(method, run.url + path, json=attack) as answer:
+                attack = json.dumps({"model": "m", **json.loads(json.dumps(sent).replace("junk", f"{number}"))}).encode()
+                headers = {"Content-Type": "application/json"} | ({"Content-Encoding": "gzip"} if zipped else {})
+                data = gzip.compress(attack) if zipped else attack
+                async with run.session.request(method, run.url + path, data=data, headers=headers) as answer:
                     assert answer.status in (200, 404, 405)
                     await answer.read()
             assert run.gateway.router.trie.evicted["capacity"] == 0

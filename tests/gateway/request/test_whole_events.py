@@ -14,14 +14,19 @@ def test_an_endless_event_stays_within_the_budget_and_is_given_back() -> None:
     lease = budget.lease("c")
     events = WholeEvents(lease)
 
-    def flood() -> None:
+    def flood(others: int = 0) -> None:
         for number in range(1, 1000):
             assert events.feed(b"x" * 10_000) == []
             events.charge()
-            assert budget.held == max(0, number * 10_000 - UNCHARGED)
+            assert budget.held == max(0, number * 10_000 - UNCHARGED) + others
 
     with pytest.raises(GatewayError) as refused:
         flood()
+    assert (refused.value.status, events.held, lease.held) == (413, 0, 0), "the client could not hold it alone"
+    other = budget.lease("other")
+    assert other.grow(500_000)
+    with pytest.raises(GatewayError) as refused:
+        flood(500_000)
     assert (refused.value.status, events.held, lease.held) == (503, 0, 0)
 
 

@@ -381,13 +381,13 @@ async def test_a_replica_is_added_until_it_is_removed(name: str) -> None:
     two = FakeReplica([answers(), answers(), streams("a", "b", hold=go_on)], listing=models("new"))
     raw = {"listen": "127.0.0.1:0", "health": {"interval_s": 0.05}}
     async with FakeReplica() as one, two, running(one, **raw) as run:
-        body = {"url": f"{two.url}/v1", "name": name, "capacity_tokens": 5000}
+        body = {"url": f"{two.url}/v1", "name": name, "capacity_tokens": 5000, "weight": 40}
         code, _, added = await run.post(body, path="/warmroute/replicas")
         assert code == 201
         assert "it is removed" in added["until"]
         row = added["replica"]
         assert (row["name"], row["url"], row["pool"], row["up"]) == (name, two.url, "default", True)
-        assert (row["capacity_tokens"], row["source"]) == (5000, "operators")
+        assert (row["capacity_tokens"], row["weight"], row["source"]) == (5000, 40, "operators")
         wanted = {**BODY, "model": "new"}
         assert (await run.post(wanted))[1]["X-Warmroute-Replica"] == name
         await run.gateway.local.reload.take(load(None, {**raw, "pools": [{"replicas": [one.url], "queue_s": 5}]}, env={}))
@@ -453,7 +453,7 @@ async def test_the_error_names_what_cannot_be_added_or_drained() -> None:
             ({}, 400, "invalid_request", "url: missing"),
             ({"url": "ftp://x"}, 400, "invalid_request", "is not a base URL"),
             ({"url": "http://x", "nmae": "y"}, 400, "invalid_request", "did you mean 'name'"),
-            ({"url": "http://x", "zzz": 1}, 400, "invalid_request", "known keys: url, name, capacity_tokens, engine, pool"),
+            ({"url": "http://x", "zzz": 1}, 400, "invalid_request", "keys: url, name, capacity_tokens, engine, weight, pool"),
             ({"url": "http://x", "pol": 0}, 400, "invalid_request", "did you mean 'pool'"),
             ({"url": "http://x", "pool": 1}, 400, "invalid_request", "is no pool's name: it must be the name of a pool"),
             ({"url": "http://x", "pool": True}, 400, "invalid_request", "'pool' is no pool's name"),

@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.learning.sessions import MAX_HOLDERS, MAX_NEW, MAX_RETURNED, PRIOR, RECENT_TOKENS, Sessions, session_key
+from router.learning.sessions import (
+    MAX_CLIENTS,
+    MAX_HOLDERS,
+    MAX_NEW,
+    MAX_RETURNED,
+    PRIOR,
+    RECENT_TOKENS,
+    ClientShares,
+    Sessions,
+    session_key,
+)
 
 
 def held(sessions: Sessions, number: int, replica: str, since: float = 0.0) -> int:
@@ -12,10 +22,10 @@ def held(sessions: Sessions, number: int, replica: str, since: float = 0.0) -> i
     return sessions.held(session, replica, since) if session else 0
 
 
-def share(sessions: Sessions, number: int) -> float:
+def share(sessions: Sessions, number: int, client: int = 1) -> float:
     session = sessions.find(number)
     assert session
-    return sessions.share(session)
+    return sessions.share(session, client)
 
 
 def test_a_session_has_a_number_of_its_own_in_each_scope() -> None:
@@ -92,9 +102,9 @@ def test_the_share_is_learned_from_reports() -> None:
         sessions.answered(number, "a", 1, 1.0)
     assert share(sessions, 1) == PRIOR
     for _ in range(200):
-        sessions.learn(1, 5000.0, 5000.0)
+        sessions.learn(1, 1, 5000.0, 5000.0)
     for _ in range(200):
-        sessions.learn(2, 5000.0, 0.0)
+        sessions.learn(2, 1, 5000.0, 0.0)
     assert share(sessions, 1) > 0.98
     assert share(sessions, 2) < 0.02
     sessions.answered(3, "a", 1, 1.0)
@@ -105,9 +115,9 @@ def test_newer_reports_count_more() -> None:
     sessions = Sessions()
     sessions.answered(1, "a", 1, 1.0)
     for _ in range(1000):
-        sessions.learn(1, RECENT_TOKENS / 100, 0.0)
+        sessions.learn(1, 1, RECENT_TOKENS / 100, 0.0)
     for _ in range(300):
-        sessions.learn(1, RECENT_TOKENS / 100, RECENT_TOKENS / 100)
+        sessions.learn(1, 1, RECENT_TOKENS / 100, RECENT_TOKENS / 100)
     assert share(sessions, 1) > 0.9
 
 
@@ -116,7 +126,7 @@ def test_a_share_is_a_share(reports: list[tuple[float, float]]) -> None:
     sessions = Sessions()
     sessions.answered(1, "a", 1, 1.0)
     for unseen, part in reports:
-        sessions.learn(1, unseen, unseen * part)
+        sessions.learn(1, 1, unseen, unseen * part)
     sessions.check()
 
 
@@ -132,3 +142,48 @@ def test_more_holders_of_a_restored_session_displace_none() -> None:
     sessions.restore_more(8, {"a": (1, 10.0)})
     assert sessions.find(8) is None
     sessions.check()
+
+
+# -- clients
+
+
+def test_no_client_changes_what_is_expected_of_others() -> None:
+    """Of one client, of two, and of a liar beside others."""
+    shares = ClientShares()
+    for _ in range(1000):
+        shares.learn(1, 50_000.0, 0.0)
+        shares.learn(2, 50_000.0, 0.0)
+    assert (shares.value(1), shares.value(2)) == pytest.approx((0, 0), abs=0.05)
+    assert shares.value(3) == PRIOR
+    for client in (3, 4, 5, 6):
+        shares.learn(client, 1_000_000.0, 900_000.0)
+    others = [shares.value(client) for client in (3, 4, 5, 6)]
+    new = shares.value(99)
+    assert new > 0.8, "a new client is expected to be as most of the others"
+    for _ in range(1000):
+        shares.learn(7, 1_000_000.0, 0.0)
+    assert shares.value(99) == pytest.approx(new, abs=0.01)
+    assert [shares.value(client) for client in (3, 4, 5, 6)] == pytest.approx(others, abs=0.01)
+    shares.check()
+
+
+def test_clients_are_bounded_and_the_least_recently_reported_one_is_forgotten() -> None:
+    shares = ClientShares()
+    shares.learn(1, 1_000_000.0, 1_000_000.0)
+    for client in range(2, 3 * MAX_CLIENTS):
+        shares.learn(client, 1000.0, 0.0)
+        shares.learn(1, 1000.0, 1000.0)
+        shares.check()
+    assert len(shares.sums) == MAX_CLIENTS
+    assert shares.value(1) > 0.9
+    assert shares.value(2) == shares.median, "it is forgotten"
+
+
+def test_shares_are_restored_where_none_are_known() -> None:
+    shares, copy = ClientShares(), ClientShares()
+    for client in range(5):
+        shares.learn(client, 100_000.0, 20_000.0 * client)
+    copy.restore(shares.sums)
+    assert [copy.value(client) for client in range(6)] == [shares.value(client) for client in range(6)]
+    copy.restore([(9, 100_000.0, 0.0)])
+    assert copy.sums == shares.sums

@@ -319,7 +319,7 @@ def test_the_copy_decides_with_what_was_learned() -> None:
         serve(router, prompt, 10.0 * turn, cached=100 * (turn % 7))
     router.stored(99, "r2", "model", 400.0)
     router.rents.pay(b"prefix--", 1.5)
-    router.sessions.learn(3, 100.0, 70.0)
+    router.sessions.learn(3, 0, 100.0, 70.0)
     now = 401.0
     copy = copy_of(router, now)
     assert copy.units_per_token("m") == router.units_per_token("m")
@@ -336,7 +336,7 @@ def test_the_copy_decides_with_what_was_learned() -> None:
         assert ours is not None
         assert theirs is not None
         assert list(ours.holders) == list(theirs.holders)
-        assert copy.sessions.share(ours) == pytest.approx(router.sessions.share(theirs))
+        assert copy.sessions.share(ours, 0) == pytest.approx(router.sessions.share(theirs, 0))
     for text in (bytes([3] * 50), bytes([77] * 50)):
         prompt = Prompt(keys_of(text), 5000, 100, "m", session_key=4)
         ours_, theirs_ = (each.rank(prompt, FLEET, now)[1] for each in (copy, router))

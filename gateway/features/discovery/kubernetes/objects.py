@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gateway.config.addresses import AddressError, address_of, base_url, parse_base_url
+from gateway.config.kinds import MAX_WEIGHT
 from gateway.features.discovery.connecting import connected_as
 from gateway.features.discovery.kubernetes.api import Object
 from gateway.features.discovery.section import DiscoveryConfig
-from gateway.fleet.membership import MAX_WEIGHT, Member, fitting
+from gateway.fleet.membership import Member, fitting
 
 ANNOTATION: Final = "warmroute.io/"
 _ANNOTATIONS: Final = ("pool", "model", "port", "weight", "capacity-tokens", "drain")

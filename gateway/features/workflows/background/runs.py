@@ -66,7 +66,9 @@ log = logging.getLogger("warmroute.workflows")
 
 LOOK_S: Final = 5.0
 MAX_ADOPTIONS: Final = 3
+MAX_WITHDRAWN: Final = 1000
 _ADOPTED_AT_ONCE: Final = 10
+_DELETED_AT_ONCE: Final = 100
 _PATH: Final = "/v1/workflows/runs"
 INTERRUPTED: Final = {
     "code": "run_interrupted",
@@ -89,7 +91,7 @@ class BackgroundRuns(ProcessRuns[BackgroundRun]):
         self._recent = recent
         self._metrics = core.metrics.of(WorkflowsMetrics)
         self._store: WorkflowRunStore | None = None
-        self._withdrawals = set[asyncio.Task[None]]()
+        self._withdrawn = dict[RunKey, None]()  # in order
         self._closing = False
         self._looked = -LOOK_S
         self._notices = Notices(core.clock, most=1)
@@ -167,22 +169,25 @@ class BackgroundRuns(ProcessRuns[BackgroundRun]):
             text = "Another body had this Idempotency-Key within the last day. Send another key."
             raise GatewayError(409, "idempotency_mismatch", text) from None
         except StoreFailed as failure:
-            self._withdraw(store, stored.key)
+            if failure.in_doubt:
+                self._withdraw(stored.key)
             raise unavailable(failure) from None
         except asyncio.CancelledError:
-            self._withdraw(store, stored.key)
+            self._withdraw(stored.key)
             raise
 
-    def _withdraw(self, store: WorkflowRunStore, key: RunKey) -> None:
-        """Deletes a run whose client does not know it: it may be stored, although its write seems to have failed."""
+    def _withdraw(self, key: RunKey) -> None:
+        """Deletes a run that may be stored, and that its client does not know, as soon as the store answers."""
+        self._withdrawn[key] = None
+        if len(self._withdrawn) > MAX_WITHDRAWN:  # the longest doubtful one goes on, some time
+            del self._withdrawn[next(iter(self._withdrawn))]
 
-        async def work() -> None:
-            with contextlib.suppress(StoreError):
-                await store.delete(*key)
-
-        task = asyncio.get_running_loop().create_task(work(), name="withdraw a run")
-        self._withdrawals.add(task)
-        task.add_done_callback(self._withdrawals.discard)
+    async def _delete_withdrawn(self, store: WorkflowRunStore) -> None:
+        """Raises StoreFailed."""
+        while some := list(self._withdrawn)[:_DELETED_AT_ONCE]:
+            await asyncio.gather(*(store.delete(*key) for key in some))
+            for key in some:
+                self._withdrawn.pop(key, None)
 
     def _compose(
         self, one: BackgroundRun, order: RunOrder, asked: ClientRequest, store: WorkflowRunStore, resumed: ResumedRun | None
@@ -261,6 +266,7 @@ class BackgroundRuns(ProcessRuns[BackgroundRun]):
                 elif running[one.key]:
                     one.run.cancel()
             await self._renew(lambda: store.renew(self.runner, [one.key for one in mine]))
+        await self._delete_withdrawn(store)
         if theirs := self.watched.keys():
             self.watched.end_missing(await store.running_among(theirs), theirs)
         if now - self._looked >= LOOK_S and not self._goes_down() and not self._core.running.draining:
@@ -318,10 +324,11 @@ class BackgroundRuns(ProcessRuns[BackgroundRun]):
         """Releases all runs. Idempotent."""
         self._closing = True
         mine = list(self._runs.values())
-        await self._end_all(BackgroundRun.release, self._withdrawals)
+        await self._end_all(BackgroundRun.release)
         released = [one.key for one in mine if one.released]
-        if released and self._store is not None:
+        if self._store is not None and (released or self._withdrawn):
             try:
                 await self._store.renew(self.runner, released, released=True)
+                await self._delete_withdrawn(self._store)
             except StoreFailed as failure:
                 log.warning("runs are not handed over before they seem dead", extra={"reason": str(failure)})

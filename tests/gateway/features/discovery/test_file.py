@@ -53,11 +53,12 @@ async def test_what_it_lists_are_members_and_changes_are_seen(tmp_path: Path) ->
     path = tmp_path / "replicas.yaml"
     write(
         path,
-        "replicas:\n- http://a:1/v1\n- {url: http://b:2, name: b, pool: large, capacity_tokens: 7, draining: true}\n",
+        "replicas:\n- http://a:1/v1\n"
+        "- {url: http://b:2, name: b, pool: large, capacity_tokens: 7, weight: 5, draining: true}\n",
     )
     async with watching(path) as seen:
         await eventually(lambda: seen.found)
-        assert seen.found == [[Member("a:1", "http://a:1", ""), Member("b", "http://b:2", "large", 7, draining=True)]]
+        assert seen.found == [[Member("a:1", "http://a:1", ""), Member("b", "http://b:2", "large", 7, draining=True, weight=5)]]
         write(path, "replicas: [http://c:3]")
         await eventually(lambda: seen.urls == ["http://c:3"])
         write(path, "replicas: []")

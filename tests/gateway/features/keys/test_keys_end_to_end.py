@@ -541,6 +541,23 @@ async def test_what_others_have_sent_is_not_reserved_as_cached_where_the_engine_
         await cancelled(posts, run, id_)
 
 
+async def test_keys_of_one_tenant_are_one_witness_of_a_restart(tmp_path: Path) -> None:
+    """Whoever has two keys reports the same prompts as missing, which nobody else has found missing."""
+    bodies = [{"model": "m", "messages": [{"role": "user", "content": f"{number} hello " * 400}]} for number in range(10)]
+    async with FakeReplica([answers(prompt=1000, cached=900)]) as replica, keyed(tmp_path, replica) as run:
+        keys = [(await made(run, tenant=tenant))[1] for tenant in ("one", "one", "two", "three")]
+        for _ in range(2):
+            for body in bodies:
+                assert (await run.post(body, headers=bearer(keys[3])))[0] == 200
+        replica.script = (answers(prompt=1000, cached=0),)
+        for number, body in enumerate(bodies[:6]):
+            await run.post(body, headers=bearer(keys[number % 2]))
+        assert run.gateway.router.trie.evicted["purge"] == 0
+        for number, body in enumerate(bodies[6:9]):
+            await run.post(body, headers=bearer(keys[number % 2 * 2]))
+        assert run.gateway.router.trie.evicted["purge"] > 0, "two tenants are believed"
+
+
 async def test_a_prefix_is_cheaper_for_the_tenant_that_paid_for_it_where_the_engine_reports_nothing(
     tmp_path: Path, request_lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
@@ -701,6 +718,20 @@ async def test_stored_objects_have_a_bound(tmp_path: Path) -> None:
         ask = {"model": "m", "input": "x" * 100_000}
         answered = [(await run.post(ask, "/v1/responses", headers=bearer(key)))[2] for key in (one, other)]
         assert [answer["store"] for answer in answered] == [False, True]
+
+
+async def test_all_stored_objects_have_a_maximum(tmp_path: Path) -> None:
+    """Whoever comes later is told that it is not the caller's share."""
+    state = {"url": f"sqlite:///{tmp_path}/state.sqlite", "max_mb": 1, "owner_mb": 0}
+    items = [{"type": "message", "role": "user", "content": "x" * 200_000}]
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica, state=state) as run:
+        created = list[tuple[int, str]]()
+        for number in range(7):
+            _, key = await made(run, tenant=f"t{number}")
+            status, _, answer = await run.post({"items": items}, "/v1/conversations", headers=bearer(key))
+            created.append((status, answer.get("error", {}).get("code", "")))
+        assert created[0] == (200, "")
+        assert created[-1] == (507, "storage_full")
 
 
 @pytest.mark.parametrize(

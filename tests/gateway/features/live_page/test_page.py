@@ -416,6 +416,16 @@ async def test_everything_is_reached_by_keyboard(browser: Browser) -> None:
         await expect(page.locator(".tile").first).to_be_visible()
 
 
+async def test_a_finding_of_the_audit_is_at_its_replica(browser: Browser) -> None:
+    async with fleet() as (runs, replicas), opened(browser, runs[0], "#replicas") as tab:
+        row = tab.page.get_by_role("row").filter(has_text=replicas[0].name)
+        await expect(row).to_contain_text("up")
+        state = runs[0].gateway.fleet.named(replicas[0].name)
+        assert state
+        state.findings = frozenset(["prompt_cut", "answer_short"])
+        await expect(row).to_contain_text("answer short, prompt cut")
+
+
 async def test_the_focus_is_back_when_a_dialog_closes(browser: Browser) -> None:
     async with fleet() as (runs, replicas), opened(browser, runs[0], "#replicas") as tab:
         page, name = tab.page, replicas[0].name

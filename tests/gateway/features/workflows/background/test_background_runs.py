@@ -184,6 +184,32 @@ async def test_a_deleted_one_is_counted_when_the_store_answers_again(tmp_path: P
         await eventually(lambda: run.gateway[Runs].places.taken == len(background) == 0)
 
 
+async def test_one_that_no_client_knows_is_deleted_when_the_store_answers_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    refuse = "BEFORE UPDATE ON warmroute_workflow_runs WHEN NEW.status = 'deleted' BEGIN SELECT RAISE(ABORT, 'no'); END"
+    async with stored_runs(tmp_path) as (scripted, run):
+        await events(run, await begun(run))
+        with contextlib.closing(sqlite3.connect(tmp_path / "kept.sqlite", isolation_level=None)) as database:
+
+            def statuses() -> list[str]:
+                return [status for (status,) in database.execute("SELECT status FROM warmroute_workflow_runs ORDER BY 1")]
+
+            database.execute(f"CREATE TRIGGER refused {refuse}")
+            database.execute("BEGIN IMMEDIATE")  # its row is being written until this ends
+            asking = asyncio.create_task(run.post(BODY, RUNS))
+            await eventually(lambda: run.gateway[Runs].places.taken == 1)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            await eventually(lambda: run.gateway[Runs].places.taken == 0)
+            database.execute("ROLLBACK")
+            await eventually(lambda: "cannot be compared with the store" in caplog.text)
+            assert statuses() == ["completed", "queued"]
+            database.execute("DROP TRIGGER refused")
+            await eventually(lambda: statuses() == ["completed", "deleted"])
+        assert len(scripted.replica.requests) == 1
+
+
 async def test_runs_of_others_are_not_found(tmp_path: Path) -> None:
     async with stored_runs(tmp_path) as (_, run):
         id_ = await begun(run, headers={"X-Tenant-Id": "acme"})
