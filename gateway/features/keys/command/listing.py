@@ -74,7 +74,7 @@ def _cell(value: object) -> str:
 
 
 def _of_budget(spent: int | None, budget: int) -> str:
-    """Picodollars. spent: None: not known. budget: credits included; 0: none."""
+    """Picodollars. spent: None: not known. budget: with credits; 0: none."""
     from gateway.accounting.money import dollars
 
     amount = "-" if spent is None else f"{dollars(spent):.2f}"
