@@ -28,11 +28,12 @@ from router.events import (
 from router.types import KEY_BYTES, Outcome
 
 MAX_TOKENS: Final = 1 << 50
+_OF_BOOKING: Final = BookingOpened, BookingFirstToken, BookingMoved, BookingClosed
 MAX_BLOCKS: Final = 1 << 17  # of a prompt in the log; only the deciding router knows blocks beyond it
 
 
 class Journal:
-    """One router's unpublished events. Operations are O(1), except `still_open`.
+    """One router's unpublished events. Operations are O(1), except `still_open` and `take_ended`.
 
     events: oldest first. open: the open bookings, by number.
     """
@@ -50,6 +51,10 @@ class Journal:
         """Remove and return the events."""
         events, self.events = self.events, []
         return events
+
+    def take_ended(self) -> list[Event]:
+        """Remove the events, and return the events of no open booking: outcomes, rents, objects. O(events)."""
+        return [event for event in self.take() if not isinstance(event, _OF_BOOKING) or event.number not in self.open]
 
     def still_open(self) -> list[Event]:
         """The open bookings, for a router that may have missed them; it learns nothing from their prefills. O(open)."""

@@ -382,7 +382,7 @@ def violations(tally: Tally, rest: Rest) -> Iterator[str]:
     if rest.errors:
         yield f"the log has {len(rest.errors)} tracebacks: {rest.errors[0][:300]}"
     after = [mb for runs, mb in tally.samples if runs >= WARM * tally.asked]
-    if after[-1] - after[0] > GROW_MB:
+    if after and after[-1] - after[0] > GROW_MB:
         yield f"memory has grown by {after[-1] - after[0]:.0f} MB after the first {WARM:.0%} of the runs, {GROW_MB:g} at most"
 
 
@@ -418,6 +418,7 @@ async def soak(options: argparse.Namespace, folder: Path) -> tuple[list[str], li
     async with service(chance) as url, aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(CLIENT_S)) as http:
         config = {
             "pools": [{"replicas": replicas.urls}],
+            "log_level": "warning",
             "state": {"url": f"sqlite:///{folder / 'state.sqlite'}", "ttl_s": 300},
             "workflows": {"directory": str(documents), "connectors": {"service": {"url": url}}},
         }

@@ -7,8 +7,8 @@ Local bookings are published in batches, BATCH_S after the first event of each: 
 than the decision, and every batch wakes all other processes. Each process has the whole prefix index and all open leases, so
 that choosing a replica needs no other process; the price is that every process repeats the bookings of all others.
 
-While the transport is blocked, at most about `unsent_bytes` wait for it, and further events are dropped. When it continues, one
-snapshot of the open bookings replaces all dropped events. Their contribution to the prefix indexes of other routers is lost.
+While the transport is blocked, at most about `unsent_bytes` wait for it, and further batches are dropped. When it continues,
+one snapshot of the open bookings replaces all of them. Their contribution to the prefix indexes of other routers is lost.
 
 One transport is the workers' hub, another one a store, for gateways on other machines. Events carry this machine's monotonic
 clock, which the store's transport translates.
@@ -188,8 +188,8 @@ class Replicator:
             self._call_later(RESYNC_S, self._resync)
             return
         self._resyncing = False
-        self.journal.take()  # these events are part of the snapshot
-        first, *more = _batches(self._clock(), self.journal.still_open()) or [EventBatch(self._clock(), encode([]))]
+        events = self.journal.take_ended() + self.journal.still_open()
+        first, *more = _batches(self._clock(), events) or [EventBatch(self._clock(), encode([]))]
         self._transport.snapshot(first)
         for batch in more:
             self._transport.publish(batch)

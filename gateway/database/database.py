@@ -57,7 +57,7 @@ class QueuedWrite:
 
 
 class BatchSize:
-    """The writes of the next transaction, at most: doubled after a short full transaction, halved after a long one."""
+    """The writes of the next transaction, at most: twice as many after a full and short transaction, half after a long one."""
 
     def __init__(self, long_s: float) -> None:
         self.most = FIRST_BATCH

@@ -72,7 +72,8 @@ class Pulses:
 
     def forget(self, exchange: Exchange) -> None:
         """The request is over. Idempotent."""
-        self._clients.pop(exchange, None)
+        if self._clients:
+            self._clients.pop(exchange, None)
 
     @property
     def clients(self) -> list[StreamClient]:

@@ -8,16 +8,17 @@ from router.native import mypyc_attr
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Rights:
     """The rights of a caller. id: its name in logs and the ledger. priority: the highest one for its requests. models, pools:
-    the allowed ones; empty: all. requests: of a minute; 0: no limit.
+    the allowed ones; empty: all. requests: of a minute; 0: no limit. priced: the price of requests is limited.
     """
 
-    __slots__ = ("id", "models", "pools", "priority", "requests")
+    __slots__ = ("id", "models", "pools", "priced", "priority", "requests")
 
     id: str
     priority: int
     models: tuple[str, ...]
     pools: frozenset[str]
     requests: int
+    priced: bool
 
     def allows(self, model: str) -> bool:
         """True if this model is allowed. "": the request names none."""

@@ -598,7 +598,7 @@ def test_the_grace_period_covers_the_shutdown(
         ("config.routing.ttl_s", "300"),
         ("config.routing.ttl_seconds", 300),
         ("config.pools", [{"replicas": ["vllm-0:8000"]}]),
-        ("config.pools", [{"replicas": [{"url": "http://vllm-0:8000", "weight": 2}]}]),
+        ("config.pools", [{"replicas": [{"url": "http://vllm-0:8000", "wait": 2}]}]),
         ("config.prices", {"m": {"input": 1}}),
         ("config.discovery", [{"kubernetes": {"service": "Upper"}}]),
         ("config.discovery", [{"kubernetes": {"servce": "vllm"}}]),

@@ -7,7 +7,9 @@
 A grace is `limits.adopt_s`, and GRACE_SHARE of the time since the choice of the replica, at most MAX_GRACE_S. The request goes
 on in its own task, with its booking, its reservation and its record, in every phase: in a queue, before its first byte, between
 two replicas. So a generation has one record for any number of clients. Equal requests of connected clients are generations of
-their own: an answer with a client is not adopted.
+their own: an answer with a client is not adopted. Of equal
+requests without a client only the oldest goes on: when the client of another one leaves, that one ends, and the grace of the
+oldest begins anew.
 
 Each process has its own. Bounds: MAX_WAITING per process, MAX_OWNED per caller, a share per address (`runs/places.py`), and the
 bounds of `kept_answer.py`.
@@ -16,7 +18,6 @@ bounds of `kept_answer.py`.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import Final
 
 from gateway.core import Core
@@ -32,6 +33,7 @@ from gateway.features.runs.event_log import LOGS_SHARE, MAX_LOGS, Logs
 from gateway.features.runs.places import RunPlaces
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
+from gateway.request.record import SettledRequest
 
 GRACE_SHARE: Final = 0.1
 MAX_GRACE_S: Final = 60.0
@@ -47,7 +49,7 @@ class AbandonedAnswer(DetachedAnswer):
     def __init__(self, kept: KeptAnswer, exchange: Exchange, task: asyncio.Task[None] | None, logs: Logs, core: Core) -> None:
         self.kept = kept
         self.record = exchange.record
-        self.identity: Identity = identity_of(exchange, kept.digest)
+        self.identity: Identity = identity_of(exchange, kept.identify())
         self.place = place_of(exchange)
         self.task = task
         self.given_up = False
@@ -84,8 +86,9 @@ class Adoptions(Abandonments):
         self._core = core
         self._followers = AnswerFollowers(core)
         self._metrics = core.metrics.of(AdoptionMetrics)
-        self._waiting: dict[Identity, deque[AbandonedAnswer]] = {}  # the oldest first
+        self._waiting: dict[Identity, AbandonedAnswer] = {}
         self._adopt_s = ADOPT_S.of(core.config)
+        self._used = False
 
     # -- clients that leave
 
@@ -93,31 +96,58 @@ class Adoptions(Abandonments):
         exchange = kept.exchange
         if exchange is None or self._core.running.draining:
             return False
+        if self._has_older(identity_of(exchange, kept.identify()), exchange.record):
+            return False
         if not self.places.admit(*place_of(exchange)):
             return False
+        self._use()
         answer = AbandonedAnswer(kept, exchange, task, self.logs, self._core)
         LEFT.set(exchange.record, kept)
         kept.detach(answer)
         self._wait(answer)
         return True
 
+    def _use(self) -> None:
+        """A client has left: from the first one on, choices and ends of requests are looked at."""
+        if not self._used:
+            self._used = True
+            self._core.extensions.chosen.append(self.interrupted.chosen)
+            self._core.observers.insert(0, self.answers.settled)
+
     def _wait(self, answer: AbandonedAnswer) -> None:
-        """It has no client: its grace begins."""
+        """It has no client: its grace begins, unless an older one waits for the same request."""
         answer.kept.followed = False
-        booking = answer.record.booking
-        delay_s = grace_s(self._adopt_s, self._core.clock() - booking.lease.since if booking is not None else 0.0)
-        answer.timer = asyncio.get_running_loop().call_later(delay_s, self._give_up, answer, "expired")
-        self._waiting.setdefault(answer.identity, deque()).append(answer)
+        if self._has_older(answer.identity, answer.record):
+            self._metrics.abandoned.add(("second",))
+            self._end(answer)
+            return
+        self._waiting[answer.identity] = answer
         self.answers.waiting += 1
+        self._begin_grace(answer)
         if not answer.adoptable:
             self._give_up(answer, "too_large" if answer.log.first else "failed")
 
+    def _has_older(self, identity: Identity, record: SettledRequest) -> bool:
+        """True if an older answer waits for the same request, with a new grace then; a younger one is given up."""
+        waiting = self._waiting.get(identity)
+        if waiting is None:
+            return False
+        if waiting.record.begun <= record.begun:
+            self._begin_grace(waiting)
+            return True
+        self._give_up(waiting, "second")
+        return False
+
+    def _begin_grace(self, answer: AbandonedAnswer) -> None:
+        if answer.timer is not None:
+            answer.timer.cancel()
+        booking = answer.record.booking
+        delay_s = grace_s(self._adopt_s, self._core.clock() - booking.lease.since if booking is not None else 0.0)
+        answer.timer = asyncio.get_running_loop().call_later(delay_s, self._give_up, answer, "expired")
+
     def _take(self, answer: AbandonedAnswer) -> None:
         """It waits no longer."""
-        waiting = self._waiting[answer.identity]
-        waiting.remove(answer)
-        if not waiting:
-            del self._waiting[answer.identity]
+        del self._waiting[answer.identity]
         self.answers.waiting -= 1
         if answer.timer is not None:
             answer.timer.cancel()
@@ -161,9 +191,8 @@ class Adoptions(Abandonments):
 
     def close(self) -> None:
         """Shutdown: the graces are over. Idempotent."""
-        for waiting in list(self._waiting.values()):
-            for answer in list(waiting):
-                self._give_up(answer, "expired")
+        for answer in list(self._waiting.values()):
+            self._give_up(answer, "expired")
 
     # -- clients that come again
 
@@ -171,10 +200,10 @@ class Adoptions(Abandonments):
         """The answer that waits for this request; None: there is none. Raises GatewayError."""
         keeper = exchange.request.keeper
         assert isinstance(keeper, KeptAnswer)
-        waiting = self._waiting.get(identity_of(exchange, keeper.digest))
-        if waiting is None:
+        answer = self._waiting.get(identity_of(exchange, keeper.identify()))
+        if answer is None:
             return None
-        answer, request, record = waiting[0], exchange.request, exchange.record
+        request, record = exchange.request, exchange.record
         self._require_rights(exchange, answer)
         record.answer.own = True
         record.subject.model, record.subject.label = exchange.api.model, answer.record.subject.label

@@ -64,11 +64,15 @@ DEADLINE_OF: Final = Slot[Deadline]("deadlines")
 
 
 class Deadlines:
-    """The deadlines of one process (see the module). clock: monotonic seconds."""
+    """The deadlines of one process (see the module). clock: monotonic seconds. use: adds the phases `entering`, `chosen` and
+    `settled` for the first request with a deadline.
+    """
 
-    def __init__(self, metrics: DeadlineMetrics, clock: Callable[[], float]) -> None:
+    def __init__(self, metrics: DeadlineMetrics, clock: Callable[[], float], use: Callable[[], None]) -> None:
         self._metrics = metrics
         self._clock = clock
+        self._use = use
+        self._used = False
         for reason in REASONS:
             metrics.exceeded.add((reason,), 0)
 
@@ -91,6 +95,9 @@ class Deadlines:
         if queue_s is not None and queue_s <= LONGEST_S:
             deadline.queue_timer = _after(queue_s - spent_s, self._leave_queue, exchange, task)
         DEADLINE_OF.set(exchange.record, deadline)
+        if not self._used:
+            self._used = True
+            self._use()
 
     def entering(self, exchange: Exchange) -> None:
         """Raises GatewayError 504 if the queue of the pool is surely too long."""

@@ -12,7 +12,7 @@ TIMEOUT_HEADER: Final = "X-Request-Timeout"
 QUEUE_HEADER: Final = "X-Llm-D-Inference-Ttl"  # of llm-d: for the wait in the queue only
 LONGEST_S: Final = 86_400.0
 
-_SECONDS: Final = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,6})?", re.ASCII)
+_SECONDS: Final = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,20})?", re.ASCII)  # also as a program prints a difference of times
 _PART: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{0,9})?)(ns|us|µs|ms|s|m|h)", re.ASCII)
 _UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 

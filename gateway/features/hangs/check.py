@@ -5,7 +5,8 @@ It tells an engine that hangs from a request that takes long by its own nature: 
 
 from __future__ import annotations
 
-from typing import Any, Final
+import re
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -16,21 +17,34 @@ LONGEST_S: Final = 60.0  # then it is sent again
 _MOST_BYTES: Final = 64 << 10  # of an answer with one token
 _HEADERS: Final = b"Content-Type: application/json\r\nAccept-Encoding: identity\r\n"
 _CHAT: Final = {"messages": [{"role": "user", "content": "ping"}], "max_tokens": 1}
+_DATA: Final = re.compile(rb"^data: ?(\{.*)$", re.MULTILINE)  # events of a stream
 _TEXT: Final = {"prompt": "ping", "max_tokens": 1}
+
+
+class CheckForm(NamedTuple):
+    """The model of a check, and whether it is a stream: as of a waiting request, because an engine may hang for one of several
+    models, or for streams only.
+    """
+
+    model: str
+    stream: bool
+
 
 ANSWERED, UNANSWERED, REFUSED = "answered", "unanswered", "refused"
 ENDS: Final = (ANSWERED, UNANSWERED, REFUSED)
 
 
-async def check(upstream: UpstreamClient, url: str, model: str) -> str:
+async def check(upstream: UpstreamClient, url: str, form: CheckForm) -> str:
     """ANSWERED: the engine has generated a token; UNANSWERED: it has not within LONGEST_S, or its connection broke; REFUSED:
     it takes no such request, which shows nothing.
     """
+    fields = {**({"model": form.model} if form.model else {}), **({"stream": True} if form.stream else {})}
     try:
         for path, body in (("/v1/chat/completions", _CHAT), ("/v1/completions", _TEXT)):
-            status, answer = await _ask(upstream, url, path, {**({"model": model} if model else {}), **body})
+            status, answer = await _ask(upstream, url, path, {**fields, **body})
             if status == 200:
-                return ANSWERED if _has_choice(answer) else REFUSED
+                texts = _DATA.findall(answer) if form.stream else ()
+                return ANSWERED if any(map(_has_choice, texts or (answer,))) else REFUSED
             if status >= 500 or status in (401, 403, 429):
                 break
     except ReplicaFailure:

@@ -10,5 +10,6 @@ def install(core: Core) -> None:
     watch = HangWatch(core)
     core.put(watch)
     core.topics.receives(TOPIC, watch.receive)
+    core.gauges.append(watch.set_gauges)
     core.work.sweeps.append(watch.sweep)
     core.work.closes.append(watch.close)

@@ -30,7 +30,7 @@ import msgspec
 
 from gateway.cluster.messages import decode
 from gateway.core import Core
-from gateway.features.hangs.check import ANSWERED, ENDS, REFUSED, check
+from gateway.features.hangs.check import ANSWERED, ENDS, REFUSED, CheckForm, check
 from gateway.features.hangs.metrics import HangMetrics
 from gateway.features.hangs.moving import MovingRequests
 from gateway.features.hangs.progress import FLOOR_S, LOOKED_AT, ReplicaProgress, explained_s
@@ -46,20 +46,21 @@ CHECK_S: Final = 5.0  # for the answer to a check
 AGAIN_S: Final = 2.0  # from the end of a check of a replica that hangs to the next one
 UNCLEAR: Final = 4.0  # factor of the patience after a check that shows nothing
 
-_MESSAGE: Final = msgspec.msgpack.Decoder(tuple[str, bool])
+_MESSAGE: Final = msgspec.msgpack.Decoder(tuple[str, bool, str, bool])  # its name, whether it hangs, the form of its check
 
 
 class WatchedReplica:
     """The state of one watched replica. hung_since: time of the verdict, None: it does not hang. check: the running one, begun
-    at checked_at.
+    at checked_at. form: of the last one.
     """
 
-    __slots__ = ("check", "checked_at", "ended_at", "hung_since", "progress")
+    __slots__ = ("check", "checked_at", "ended_at", "form", "hung_since", "progress")
 
     def __init__(self, now: float) -> None:
         self.progress = ReplicaProgress(now)
         self.hung_since: float | None = None
         self.check: asyncio.Task[str] | None = None
+        self.form = CheckForm("", stream=False)
         self.checked_at = self.ended_at = float("-inf")
 
     def end(self) -> None:
@@ -73,25 +74,26 @@ class WatchedReplica:
 
 class SeenRequests:
     """The first LOOKED_AT generations that run at a replica. waiting: leases of those without a first token. tokens: of the
-    streams with tokens, so far. any: there is one whose client reads. unseen: the progress of one is not seen. model: of the
-    first one.
+    streams with tokens, so far. any: there is one whose client reads. unseen: the progress of one is not seen. form: of a
+    check, as of the first waiting one.
     """
 
-    __slots__ = ("any", "model", "tokens", "unseen", "waiting")
+    __slots__ = ("any", "form", "tokens", "unseen", "waiting")
 
     def __init__(self, calls: Iterable[tuple[Connection, object]]) -> None:
         self.waiting = list[Lease]()
         self.tokens = dict[object, int]()
         self.any = self.unseen = False
-        self.model = ""
+        self.form = CheckForm("", stream=False)
         for connection, exchange in islice(calls, LOOKED_AT):
             if not isinstance(exchange, Exchange) or not exchange.api.metered or exchange.request.upgrades:
                 continue
-            self.model = self.model or exchange.api.model
             if connection.held_back:
                 self.unseen = True
                 continue
             self.any = True
+            if not self.waiting:
+                self.form = CheckForm(exchange.api.model, exchange.api.stream)
             if connection.awaits_token:
                 self.waiting.append(exchange.booking.lease)
                 self.unseen = self.unseen or not exchange.api.stream
@@ -142,13 +144,15 @@ class HangWatch:
 
     def receive(self, _sender: int, message: bytes) -> None:
         """Another worker has found that a replica hangs, or no longer does. Raises MessageError."""
-        name, hung = decode(_MESSAGE, message)
+        name, hung, *form = decode(_MESSAGE, message)
         state = self._fleet.named(name)
         if state is None or state.hung == hung:
             return
         now = self._core.clock()
         if hung and state.up:
-            self._set_hung(state, self._watched.setdefault(state, WatchedReplica(now)), now)
+            watched = self._watched.setdefault(state, WatchedReplica(now))
+            watched.form = CheckForm(*form)
+            self._set_hung(state, watched, now)
         elif not hung:
             self._set_well(state, self._watched[state], now)
 
@@ -175,7 +179,7 @@ class HangWatch:
         leases = [*seen.waiting, *_remote(load)]
         first = load.computed_at <= state.up_since
         if now - progress.since >= progress.patience * explained_s(load, leases, first=first, counts=counts):
-            self._check(state, watched, seen.model, now)
+            self._check(state, watched, seen.form, now)
 
     def _look_at_hung(self, state: ReplicaState, load: ReplicaLoad | None, watched: WatchedReplica, now: float) -> None:
         """Notice its recovery, and move requests for which another replica has come up."""
@@ -189,7 +193,10 @@ class HangWatch:
             self._works_again(state, watched, now)
             return
         if watched.check is None and now - watched.ended_at >= AGAIN_S:
-            self._check(state, watched, seen.model or next(iter(state.models), ""), now)
+            form = watched.form  # which has found the hang
+            if state.models and form.model not in state.models:  # it has another one by now
+                form = form._replace(model=next(iter(state.models)))
+            self._check(state, watched, form, now)
         self._moving.move(state, now)
 
     def _forget(self, state: ReplicaState, watched: WatchedReplica, now: float) -> None:
@@ -198,15 +205,14 @@ class HangWatch:
         del self._watched[state]
         if watched.hung_since is not None:
             state.hung = False
-            self._metrics.hung.set((state.name,), 0 if self._fleet.named(state.name) is state else None)
 
     # -- checks
 
-    def _check(self, state: ReplicaState, watched: WatchedReplica, model: str, now: float) -> None:
+    def _check(self, state: ReplicaState, watched: WatchedReplica, form: CheckForm, now: float) -> None:
         for end in ENDS:
             self._metrics.checks.add((state.name, end), 0)
-        watched.checked_at = now
-        watched.check = task = asyncio.get_running_loop().create_task(check(self._upstream, state.url, model))
+        watched.checked_at, watched.form = now, form
+        watched.check = task = asyncio.get_running_loop().create_task(check(self._upstream, state.url, form))
         task.add_done_callback(partial(self._checked, state, watched))
 
     def _checked(self, state: ReplicaState, watched: WatchedReplica, task: asyncio.Task[str]) -> None:
@@ -233,29 +239,33 @@ class HangWatch:
         others = any(each.live and not each.hung for each in self._siblings(state))
         about = {"replica": state.name, "silent_s": round(silent_s, 1), "inflight": load.inflight, "others": others}
         log.warning("replica hangs: it answers probes, and generates nothing", extra=about)
-        self._publish(state, hung=True)
+        self._publish(state, watched, hung=True)
         self._core.router.failing(state.name)
 
     def _set_hung(self, state: ReplicaState, watched: WatchedReplica, now: float) -> None:
         state.hung, watched.hung_since = True, now
         self._fleet.suspect(state)
-        self._metrics.hung.set((state.name,), 1)
         self._moving.move(state, now)
 
     def _works_again(self, state: ReplicaState, watched: WatchedReplica, now: float) -> None:
         hung_s = now - (watched.hung_since or now)
         self._set_well(state, watched, now)
         log.info("replica generates again", extra={"replica": state.name, "hung_s": round(hung_s, 1)})
-        self._publish(state, hung=False)
+        self._publish(state, watched, hung=False)
 
     def _set_well(self, state: ReplicaState, watched: WatchedReplica, now: float) -> None:
         state.hung, watched.hung_since = False, None
         watched.end()
         watched.progress = ReplicaProgress(now)
-        self._metrics.hung.set((state.name,), 0)
 
-    def _publish(self, state: ReplicaState, *, hung: bool) -> None:
-        self._core.control.publish(TOPIC, msgspec.msgpack.encode((state.name, hung)))
+    def _publish(self, state: ReplicaState, watched: WatchedReplica, *, hung: bool) -> None:
+        self._core.control.publish(TOPIC, msgspec.msgpack.encode((state.name, hung, *watched.form)))
+
+    def set_gauges(self) -> None:
+        """One series for each replica, from its first moment on."""
+        self._metrics.hung.values.clear()
+        for state in self._fleet.replicas:
+            self._metrics.hung.set((state.name,), state.hung)
 
     def _siblings(self, state: ReplicaState) -> list[ReplicaState]:
         named = [self._fleet.named(name) for name in self._fleet.siblings(state.name)]

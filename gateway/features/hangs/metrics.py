@@ -11,7 +11,7 @@ class HangMetrics:
     def __init__(self, make: MetricFamily) -> None:
         self.hung = make.gauge(
             "replica_hung",
-            "1 while the replica answers its probes, but generates nothing: other replicas get its requests; then 0.",
+            "1 while the replica answers its probes, but generates nothing: other replicas get its requests; else 0.",
             "replica",
         )
         self.moved = make.counter(

@@ -56,6 +56,7 @@ class Grant(Rights):
         self.expires_at = expires_at
         self.limits = limits
         self.requests = limits.requests if limits is not None else 0
+        self.priced = limits is not None and bool(limits.day or limits.month)
         self.revoked = False
         self.number = xxh3_64_intdigest(f"{id_}\0{tenant}".encode("utf-8", "surrogatepass")) or 1
         self._names = frozenset([model for model in models if not model.endswith("*")])

@@ -55,6 +55,7 @@ def _install_delta(core: Core) -> None:
             core.extensions.forms.append(form.of)
             if passed is not None:
                 core.extensions.preparers.append(Preparer(passed.concerns, passed.prepare))
+                core.extensions.preparers.append(Preparer(passed.looks_up, passed.find))
 
     async def reloaded() -> None:
         use()

@@ -3,8 +3,9 @@
     frames ──► messages up to MAX_EVENT bytes, unmasked ──► models in `session`, `response` and beside them; `response.create`
 
 A longer message, of sound, is only searched, and so is a message that is no JSON to the gateway: engines read more (1e999,
-deep nesting, UTF-16): if it may name a model, and the key is for some models only, it is refused. So is a compressed message,
-because no extension was offered.
+deep nesting, UTF-16): if it may name a model, and the key is for some models only or has a budget, it is refused. So is a
+compressed message, because no extension was offered. A key with a budget pays the price of the handshake's model, and so it
+names no other one for its answers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from gateway.errors import GatewayError
 from gateway.features.websocket.boundaries import CONTROLS, FrameTap
 from gateway.features.websocket.frames import unmasked
 from gateway.features.websocket.usage_tap import MAX_EVENT
+from gateway.request.rights import Rights
 
 _WANTED: Final = b'response.create"'
 _HOLDERS: Final = ("session", "response")
@@ -28,15 +30,16 @@ _FINAL, _RESERVED, _OPCODE, _MASKED = 0x80, 0x70, 0x0F, 0x80
 
 
 class ClientTap(FrameTap):
-    """One session. require: raises GatewayError for a model that the key may not use; None: it may use all. messages: called
-    for each frame of a message. wanted: the client has asked for an answer. tokens: estimated, of the text that it has sent.
+    """One session. messages: called for each frame of a message. grant: of the client's key. model: of the handshake. wanted:
+    the client has asked for an answer. tokens: estimated, of the text that it has sent.
     """
 
-    def __init__(self, messages: Callable[[], None], require: Callable[[str], None] | None) -> None:
+    def __init__(self, messages: Callable[[], None], grant: Rights, model: str) -> None:
         self.wanted = False
         self._sent = 0  # bytes of text
         self._messages = messages
-        self._require = require
+        self._grant = grant
+        self._model = model
         self._left = 0  # outstanding bytes of the current frame
         self._reading = self._final = False
         self._mask = b""
@@ -104,9 +107,22 @@ class ClientTap(FrameTap):
         if not isinstance(event, dict):
             return
         self.wanted, self._sound = self.wanted or event.get("type") == "response.create", _SOUND in message
-        if self._require is not None:
+        if self._grant.models:
             for model in models_in(event):
-                self._require(model)
+                self._grant.require_model(model)
+        if self._grant.priced:
+            for holder in (event, *map(event.get, _HOLDERS)):
+                self._require_price(holder)
+
+    def _require_price(self, holder: Any) -> None:
+        named = holder.get("model") if isinstance(holder, dict) else None
+        if isinstance(named, str) and named != self._model:
+            wanted = f"?model={self._model[:100]}" if self._model else "?model=NAME"
+            text = (
+                f"The key has a budget, so a session may use only the model of its handshake ({wanted}), whose price it has,"
+                f" and not {named[:100]!r}."
+            )
+            raise GatewayError(403, "model_not_priced", text, param="model")
 
     def _search(self, unread: bytes | bytearray) -> None:
         """Searches a part of a message that cannot be read. Raises GatewayError 403 if it may name a model."""
@@ -115,10 +131,10 @@ class ClientTap(FrameTap):
             self._refuse_unreadable()
 
     def _refuse_unreadable(self) -> None:
-        if self._require is not None:
+        if self._grant.models or self._grant.priced:
             text = (
-                "The key is for some models only, and this message, which is compressed, no JSON, or has more than"
-                f" {MAX_EVENT} bytes, may name another one."
+                "The key is for some models only or has a budget, and this message, which is compressed, no JSON, or has more"
+                f" than {MAX_EVENT} bytes, may name another model."
             )
             raise GatewayError(403, "model_not_allowed", text, param="model")
 

@@ -145,7 +145,7 @@ class UpgradeRequest(ClientRequest):
     def take(self) -> bytes:
         return b""
 
-    def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
+    def reply(self, *, keep_alive: bool, patience_s: float, size: int | None = None) -> ClientReply:
         return TunnelReply(self, self._running, keep_alive=keep_alive, patience_s=patience_s)
 
 
@@ -199,6 +199,12 @@ class TunnelReply(ClientReply):
         """The rights of the client's key."""
         exchange = self._request.exchange
         return None if exchange is None else exchange.caller.grant
+
+    @property
+    def model(self) -> str:
+        """The handshake's model, whose price the answers have; "": it names none."""
+        exchange = self._request.exchange
+        return "" if exchange is None else exchange.api.model
 
     def _heard(self) -> None:
         """The replica has sent a message."""
@@ -310,7 +316,7 @@ class TunnelSocket(UpgradedConnection):
         self._answer: ReplicaAnswer | None = None
         self._request: UpgradeRequest | None = None
         grant = reply.grant
-        self.asked = None if grant is None else ClientTap(reply.asked, grant.require_model if grant.models else None)
+        self.asked = None if grant is None else ClientTap(reply.asked, grant, reply.model)
         self._boundaries = Boundaries(self.asked or MessageTap(reply.asked))  # of the client's frames
         self._charged = 0  # bytes not read by the replica
         self._end: asyncio.Future[None] | None = None

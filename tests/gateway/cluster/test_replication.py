@@ -254,6 +254,24 @@ def test_while_the_transport_is_full_events_are_dropped_and_a_snapshot_replaces_
     other.replicator.follower.check()
 
 
+def test_events_since_the_last_batch_are_not_lost_with_the_dropped_ones() -> None:
+    """What ended since then is in no snapshot of open bookings: outcomes, rents, objects."""
+    one, other = two()
+    one.transport.unsent = UNSENT_BYTES + 1
+    one.router.choose(prompt("dropped"), ["r1"], 1.0)
+    one.run_timers()
+    one.transport.unsent = 0
+    ended, stays = (one.router.choose(prompt(text), ["r2"], 2.0) for text in ("abc" * 100, "xyz" * 100))
+    ended.close(Outcome(True, prompt_tokens=75, cached_tokens=0), 3.0)
+    stays.first_token(3.0)
+    one.router.stored(7, "r2", "m", 3.0)
+    one.run_timers()
+    assert other.router.objects.find(7, 4.0) == ("r2", "m")
+    assert other.router.holder(prompt("abc" * 100), ["r1", "r2"], 4.0) == "r2"
+    assert (other.inflight("r1"), other.inflight("r2")) == (1, 1)
+    other.replicator.follower.check()
+
+
 def test_events_that_do_not_decode_forget_what_their_router_has_open(caplog: pytest.LogCaptureFixture) -> None:
     one, other = two()
     one.router.choose(prompt("abc"), ["r1"], 1.0)

@@ -1,10 +1,13 @@
 """Clients that speak with another gateway themselves, through this one: the header passes, and is not served here.
 
-Each gateway keeps its own logs: a request with a base goes to the gateway whose answer had that head. The live page shows the
+Each gateway keeps its own logs: a request with a base goes to the gateway whose answer had that head, and so does one to
+`/v1/logs/HEAD`. The live page shows the
 length of the whole log.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 from gateway.features.prompt_log.delta.delta_request import LogWords
 from gateway.features.prompt_log.header import HEADER
@@ -14,6 +17,8 @@ from gateway.features.prompt_log.structured_field import dictionary
 from gateway.request.exchange import Exchange
 from gateway.request.named_log import BASE, NAMED_LOG, WHOLE, NamedLog
 from gateway.request.phases.objects import ReplicaObjects
+
+_LOGS: Final = "/v1/logs/"
 
 
 class PassedHeads:
@@ -31,6 +36,16 @@ class PassedHeads:
         """Has the gateway with the base chosen."""
         if (base := _base_of(exchange)) and not exchange.api.refers:
             exchange.api.refers = base
+
+    def looks_up(self, exchange: Exchange) -> bool:
+        """True if the path names a log."""
+        return exchange.request.path.startswith(_LOGS)
+
+    async def find(self, exchange: Exchange) -> None:
+        """Has the gateway with this log chosen, if one is known to have it."""
+        id_ = exchange.request.path.removeprefix(_LOGS).partition("/")[0]
+        if known := self._objects.find(id_, exchange.caller):
+            exchange.api.refers, exchange.api.model = id_, known[1]
 
     def note(self, exchange: Exchange, words: LogWords) -> None:
         """The chosen gateway has these heads."""

@@ -78,7 +78,7 @@ class Stage:
             return await answer.read()
 
     async def ask(self, engine: HangingEngine, body: dict[str, Any] | None = None) -> asyncio.Task[bytes]:
-        """A request that reaches this engine and waits there."""
+        """A request that reaches this engine, and is booked there or answered."""
         before = len(engine.requests)
         others = [state for state in self.run.gateway.fleet.replicas if state is not self.state(engine)]
         for state in others:
@@ -90,7 +90,7 @@ class Stage:
         for state in others:
             state.drained = False
             self.run.gateway.fleet._changed(state)
-        await eventually(lambda: self.run.gateway.router.ledger.of(engine.name).own_inflight)
+        await eventually(lambda: task.done() or self.run.gateway.router.ledger.of(engine.name).own_inflight)
         return task
 
     async def hang(self, engine: HangingEngine) -> None:
@@ -204,6 +204,34 @@ async def test_a_stream_that_has_tokens_stays_and_shows_the_recovery() -> None:
         assert len(other.requests) == 3
 
 
+async def test_an_engine_that_hangs_for_streams_only_is_checked_by_a_stream() -> None:
+    one, other = HangingEngine(stuck=lambda request: request.json.get("stream") is True), HangingEngine()
+    async with staged(one, other, warm=False) as stage:
+        assert texts_of(await (await stage.ask(one, PLAIN))) == ["hello"], "it answers other requests"
+        waiting = await stage.ask(one)
+        await stage.until_checked(one)
+        await stage.pass_s(CHECK_S + 1)
+        assert stage.hung(one) == [True]
+        assert texts_of(await waiting) == ["a", "b", "c"], "from the other one"
+
+
+async def test_another_worker_checks_by_a_stream_too() -> None:
+    one, other = HangingEngine(stuck=lambda request: request.json.get("stream") is True), HangingEngine()
+    async with staged(one, other, warm=False) as stage:
+        stage.watch.receive(2, msgspec.msgpack.encode((one.name, True, "m", True)))
+        await stage.pass_s(3)
+        await eventually(lambda: one.checks == 1)
+        assert [request.json.get("stream") for request in one.requests] == [True]
+        assert stage.hung(one) == [True]
+
+
+async def test_a_replica_has_a_series_before_it_hangs() -> None:
+    one, other = HangingEngine(), HangingEngine()
+    async with staged(one, other, warm=False) as stage:
+        metrics = await stage.run.metrics()
+        assert [metrics[f'warmroute_replica_hung{{replica="{each.name}"}}'] for each in (one, other)] == [0, 0]
+
+
 async def test_without_another_replica_its_requests_stay() -> None:
     only = HangingEngine()
     async with staged(only) as stage:
@@ -284,6 +312,16 @@ async def test_a_long_prefill_is_explained_by_its_prompt() -> None:
         assert (stage.hung(one), one.checks) == ([False], 0)
 
 
+async def test_the_first_prompt_of_a_slow_engine_without_counters_may_take_half_an_hour() -> None:
+    """An agent's first prompt, at 7 tokens/s: a check would only wait behind it."""
+    one = HangingEngine(counts=False)
+    async with staged(one, warm=False) as stage:
+        one.works.clear()
+        await stage.ask(one, {**STREAM, "messages": [{"role": "user", "content": "word " * 8_000}]})
+        await stage.pass_s(600)
+        assert (stage.hung(one), one.checks) == ([False], 0)
+
+
 async def test_an_engine_whose_own_counters_move_is_not_checked() -> None:
     one = HangingEngine()
     async with staged(one, HangingEngine()) as stage:
@@ -358,19 +396,19 @@ async def test_another_worker_tells() -> None:
     async with staged(one, other) as stage:
         one.works.clear()
         waiting = await stage.ask(one)
-        stage.watch.receive(2, msgspec.msgpack.encode((one.name, True)))
+        stage.watch.receive(2, msgspec.msgpack.encode((one.name, True, "m", True)))
         assert stage.hung(one) == [True]
         assert texts_of(await waiting) == ["a", "b", "c"], "its own requests move, too"
-        stage.watch.receive(2, msgspec.msgpack.encode((one.name, True)))
-        stage.watch.receive(2, msgspec.msgpack.encode((one.name, False)))
+        stage.watch.receive(2, msgspec.msgpack.encode((one.name, True, "m", True)))
+        stage.watch.receive(2, msgspec.msgpack.encode((one.name, False, "m", True)))
         assert stage.hung(one) == [False]
-        stage.watch.receive(2, msgspec.msgpack.encode(("no such replica", True)))
+        stage.watch.receive(2, msgspec.msgpack.encode(("no such replica", True, "m", True)))
         with pytest.raises(MessageError):
             stage.watch.receive(2, b"\x93garbage")
 
 
 async def test_the_verdict_is_told() -> None:
-    told = list[tuple[str, bool]]()
+    told = list[tuple[str, bool, str, bool]]()
     one, other = HangingEngine(), HangingEngine()
     async with staged(one, other) as stage:
         publish: Callable[[str, bytes], None] = lambda _topic, message: told.append(msgspec.msgpack.decode(message))  # noqa: E731
@@ -380,4 +418,4 @@ async def test_the_verdict_is_told() -> None:
         await stage.hang(one)
         one.works.set()
         await eventually(lambda: stage.hung(one) == [False])
-    assert [tuple(each) for each in told] == [(one.name, True), (one.name, False)]
+    assert [tuple(each) for each in told] == [(one.name, True, "m", True), (one.name, False, "m", True)]

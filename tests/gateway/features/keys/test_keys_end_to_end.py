@@ -720,6 +720,20 @@ async def test_stored_objects_have_a_bound(tmp_path: Path) -> None:
         assert [answer["store"] for answer in answered] == [False, True]
 
 
+async def test_all_stored_objects_have_a_maximum(tmp_path: Path) -> None:
+    """Whoever comes later is told that it is not the caller's share."""
+    state = {"url": f"sqlite:///{tmp_path}/state.sqlite", "max_mb": 1, "owner_mb": 0}
+    items = [{"type": "message", "role": "user", "content": "x" * 200_000}]
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica, state=state) as run:
+        created = list[tuple[int, str]]()
+        for number in range(7):
+            _, key = await made(run, tenant=f"t{number}")
+            status, _, answer = await run.post({"items": items}, "/v1/conversations", headers=bearer(key))
+            created.append((status, answer.get("error", {}).get("code", "")))
+        assert created[0] == (200, "")
+        assert created[-1] == (507, "storage_full")
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [

@@ -211,6 +211,28 @@ async def test_a_session_names_no_other_model_than_its_key_may_use(tmp_path: Pat
         assert seen[len(allowed) :] == [message]
 
 
+@pytest.mark.parametrize("kind", [kind for kind in NAMING if kind != "nested"])
+@pytest.mark.parametrize("query", ["", "?model=m"])
+async def test_a_session_of_a_key_with_a_budget_has_one_model(tmp_path: Path, kind: str, query: str) -> None:
+    """Its answers have the price of the handshake's model; a model for transcription only is none of an answer."""
+    seen, prices = list[str | bytes](), {"*": {"input": 1.0, "output": 1.0}}
+
+    async def listens(connection: ServerConnection) -> None:
+        async for message in connection:
+            seen.append(message)
+            await connection.send("{}")
+
+    async with RealtimeReplica(listens).up() as replica, keyed(tmp_path, replica.url, prices=prices) as run:
+        _, key = await made(run, budget_usd_day=1.0)
+        async with dial(run, query, additional_headers=bearer(key)) as client:
+            allowed = [NAMING["nested"], *(['{"type": "session.update", "model": "m"}'] if query else [])]
+            for each in allowed:
+                await asked(client, each)
+            await client.send(NAMING[kind])
+            assert (await closed(client))[0] == POLICY
+        assert seen == allowed
+
+
 @pytest.mark.parametrize("politely", [True, False], ids=["close", "abort"])
 async def test_who_leaves_in_the_middle_of_an_answer_pays_what_was_reserved(tmp_path: Path, politely: bool) -> None:
     async with RealtimeReplica(halves).up() as replica, keyed(tmp_path, replica.url, prices=PRICES) as run:

@@ -19,7 +19,8 @@ from tests.gateway.features.prompt_log.kept import CHAT, FORMS, MESSAGES, RESPON
 from tests.gateway.features.prompt_log.test_once import both, cut, results, text_of
 from tests.support.fakes import FakeReplica, FakeRequest
 from tests.support.paths import ROOT
-from tests.support.tiers import nightly
+from tests.support.postgres import PASSWORD
+from tests.support.tiers import gate
 
 LARGEST = 1_400  # bytes of an answer with its head
 PROMPT, COMPLETION = 100, 4  # tokens of each generation, as the engines count them
@@ -42,11 +43,14 @@ class CountingEngine:
         self.generated[turns[-1]["content"]] += 1
 
 
-@pytest.mark.parametrize("cuts", [60, pytest.param(1_000, marks=nightly("sixty cuts are in the gate"))])
-async def test_each_token_is_generated_once(cuts: int, tmp_path: Path) -> None:
+@gate("sqlite-60", reason="sixty cuts; the store's statements have tests with Postgres (test_once_store.py)")
+@pytest.mark.parametrize("cuts", [60, 1_000])
+async def test_each_token_is_generated_once(cuts: int, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
     chance = random.Random(cuts)
     engines = [CountingEngine() for _ in range(3)]
-    config = {**kept_in(tmp_path), "ledger": {"url": f"sqlite:///{tmp_path}/ledger.db"}, "limits": {"drain_timeout_s": 5}}
+    state, ledger = {"url": url.replace(f":{PASSWORD}@", "@")}, {"url": f"sqlite:///{tmp_path}/ledger.db"}
+    config: dict[str, Any] = {"state": state, "ledger": ledger, "limits": {"drain_timeout_s": 5}}
     replicas = [FakeReplica([engine.answer]) for engine in engines]
     limit, done = asyncio.Semaphore(64), asyncio.Event()
 

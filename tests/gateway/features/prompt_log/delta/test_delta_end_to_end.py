@@ -17,7 +17,7 @@ from gateway.errors import GatewayError
 from gateway.features.prompt_log.naming.forms import names_in
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Preparer
-from tests.gateway.conftest import running
+from tests.gateway.conftest import Running, running
 from tests.gateway.features.prompt_log.delta.two_gateways import (
     TwoGateways,
     called,
@@ -395,6 +395,17 @@ async def test_a_base_goes_to_the_gateway_that_has_told_it(path: str, stream: bo
                 conversations[at] = f'keep, base="{told["head"]}"', [NOW]
         rows = Counter((row["log_entries"], row["log_sent"]) for row in (await page_of(near))["requests"])
         assert rows == {(1, "whole"): 7, (3, "base"): 7, (5, "base"): 7}
+        heads = [header.partition('"')[2].strip('"') for header, _ in conversations]
+        assert [await status_at(near, "GET", head) for head in heads] == [200] * 7
+        assert [await status_at(near, "GET", f"{head}/entries?limit=1") for head in heads] == [200] * 7
+        assert [await status_at(near, "DELETE", f"{head}?tree=true") for head in heads] == [200] * 7
+        assert [await status_at(near, "GET", head) for head in heads] == [404] * 7
+        assert await status_at(near, "GET", f"pl1_{'A' * 43}") == 404, "no gateway is known to have it"
+
+
+async def status_at(run: Running, method: str, path: str) -> int:
+    async with run.session.request(method, f"{run.url}/v1/logs/{path}", headers={"Authorization": "Bearer k"}) as answer:
+        return answer.status
 
 
 async def test_a_gateway_that_serves_the_header_itself_uploads_deltas_too(tmp_path: Path) -> None:
