@@ -94,9 +94,10 @@ def live(before: Path | None, seed: int) -> Iterator[str]:
     replicas = f"{live_bursts.REPLICAS} `warmroute replica --engine sim` of {live_bursts.RATE:,} tokens/s"
     yield "## Real programs\n"
     yield (
-        f"{replicas}, one prefill after the other, and {live_bursts.ROUNDS} bursts through each gateway, in turns. *llamacpp*:"
-        " `--slots`, so that a prefix is found when its request has ended, and Warmroute is told that it is llama.cpp."
-        " *warmroute*: prefixes in flight are shared.\n"
+        f"By `--live --before FOLDER`. {replicas}, one prefill after the other, and {live_bursts.ROUNDS} bursts through each"
+        " gateway, in turns. *llamacpp*: `--slots`, so that a prefix is found when its request has ended, and Warmroute is told"
+        " that it is llama.cpp. *warmroute*: prefixes in flight are shared. All replicas are idle before a burst, so a head on"
+        " each costs tokens, and little time.\n"
     )
     yield "| engine | agents | gateway | computed tokens | TTFT mean s | longest |"
     yield "|---|--:|---|--:|--:|--:|"
