@@ -66,7 +66,7 @@ DEADLINE_OF: Final = Slot[Deadline]("deadlines")
 
 
 class Deadlines:
-    """The deadlines of one process (see the module). clock: monotonic seconds. use: adds the phases `entering`, `chosen` and
+    """The deadlines of one process (see the module). clock: monotonic seconds. use: adds the phases `chosen` and
     `settled` for the first request with a deadline.
     """
 
