@@ -2,7 +2,7 @@
 
     try_admit / wait ──► free slot ───────────────────────────► Permit ── release ──► the slot goes to the next waiter
                     └──► none ──► queued ── next waiter ───────►┘
-                             └──► queue full, or `queue_s` over, or surely not enough ──► 429, Retry-After
+                             └──► queue full, or its time over, or surely not enough ──► 429, Retry-After
 
 A pool has `max_inflight` slots and a queue of `max_queue`. While there are waiters, all slots are taken; so a request that
 finds a free slot overtakes nobody, and most requests cost one comparison. A released slot goes directly to the next waiter
@@ -11,8 +11,13 @@ finds a free slot overtakes nobody, and most requests cost one comparison. A rel
 A waiter gets its outcome through a future. If its client disconnects, it leaves the queue, or releases the slot that it has
 just received.
 
+A request may wait QUEUE_S. A stream whose client gets signs of life may wait STREAM_QUEUE_S: a client that returns is the last
+in the queue again, so it should rather wait. The shortest patience of an agent is 300 s (docs/agents.md), and the prefill
+follows. Where another pool would serve the request, nobody waits for longer than QUEUE_S (`fleet/pools.py`).
+
 Retry-After is the expected waiting time of the queue's first request, from the latest rate at which slots came free: a client
-that returns is the last in the queue again, so it should return as soon as the queue moves.
+that returns should do so as soon as the queue moves. At most 60 s, because official clients ignore a longer one, and return
+within seconds.
 
 Processes that share a pool have a queue each, and learn with a delay how many slots the others use (`set_remote_inflight`). The
 bound may be exceeded by the requests admitted concurrently during that delay.
@@ -30,6 +35,7 @@ from gateway.admission.fair_queue import FairQueue, ReleaseRate, Waiter
 from gateway.errors import GatewayError, bad_request
 
 MAX_PRIORITY = 100
+QUEUE_S, STREAM_QUEUE_S = 30.0, 240.0
 RETRY_S = 1, 60  # bounds of Retry-After
 MAX_PLACE = 100  # in the queue; a place behind it is not counted
 
@@ -110,15 +116,24 @@ class Place:
 
 
 class Admission:
-    """Admission of requests to a pool (see the module). inflight: taken slots. refused: requests rejected so far, by reason."""
+    """Admission of requests to a pool (see the module). inflight: taken slots. refused: requests rejected so far, by reason.
+    queue_s: a request may wait so long. stream_queue_s: likewise a stream whose client gets signs of life; None: queue_s.
+    """
 
     def __init__(
-        self, *, max_inflight: int, max_queue: int, queue_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        max_inflight: int,
+        max_queue: int,
+        queue_s: float,
+        stream_queue_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.inflight = 0
         self._remote_inflight = 0  # slots taken by other processes
         self.refused = dict.fromkeys(REASONS, 0)
-        self._max_inflight, self._max_queue, self._queue_s = max_inflight, max_queue, queue_s
+        self._max_inflight, self._max_queue = max_inflight, max_queue
+        self.queue_s, self.stream_queue_s = queue_s, queue_s if stream_queue_s is None else stream_queue_s
         self._clock = clock
         self._queue: FairQueue[asyncio.Future[Permit | GatewayError]] = FairQueue()
         self._rate = ReleaseRate()
@@ -146,17 +161,20 @@ class Admission:
             self._rate.saturated(self._clock())
         return Permit(self)
 
-    async def wait(self, tenant: str, priority: int, place: Place | None = None) -> Permit:
-        """A permit, at once or from the queue. place: shows the request's place meanwhile. Raises GatewayError 429."""
+    async def wait(self, tenant: str, priority: int, place: Place | None = None, *, pulsed: bool = False) -> Permit:
+        """A permit, at once or from the queue. place: shows the request's place meanwhile. pulsed: its client gets signs of
+        life. Raises GatewayError 429.
+        """
         permit = self.try_admit()
         if permit is not None:
             return permit
         loop = asyncio.get_running_loop()
         waiter: _Waiter = Waiter(tenant, priority, loop.create_future())
         self._enqueue(waiter)
-        timer = loop.call_later(self._queue_s, self._reject, waiter, QUEUE_TIMEOUT)
+        most_s = self.stream_queue_s if pulsed else self.queue_s
+        timer = loop.call_later(most_s, self._reject, waiter, QUEUE_TIMEOUT)
         if place is not None:
-            place.enter(self, waiter, self._clock() + self._queue_s)
+            place.enter(self, waiter, self._clock() + most_s)
         answer = None
         try:
             answer = await waiter.result
@@ -185,10 +203,11 @@ class Admission:
         self._reject(waiter, QUEUE_TIMEOUT, "The request would wait too long for a replica")
         return True
 
-    def resize(self, *, max_inflight: int, max_queue: int, queue_s: float) -> None:
-        """New bounds. Running requests go on, waiters beyond max_queue are rejected; queue_s applies to later requests."""
+    def resize(self, *, max_inflight: int, max_queue: int, queue_s: float, stream_queue_s: float | None = None) -> None:
+        """New bounds. Running requests go on, waiters beyond max_queue are rejected; the times apply to later requests."""
         was_full = self._full
-        self._max_inflight, self._max_queue, self._queue_s = max_inflight, max_queue, queue_s
+        self._max_inflight, self._max_queue = max_inflight, max_queue
+        self.queue_s, self.stream_queue_s = queue_s, queue_s if stream_queue_s is None else stream_queue_s
         self._dispatch()
         if self._full and not was_full:
             self._rate.saturated(self._clock())
@@ -246,7 +265,7 @@ class Admission:
 
     def _dispatch(self) -> None:
         """Give free slots to waiters."""
-        while not self._full and (waiter := self._queue.first()):
+        while self._queue.size and not self._full and (waiter := self._queue.first()):
             if waiter.result.done():  # cancelled in this turn of the loop: keeps its tenant's turn
                 self._queue.remove(waiter)
                 continue

@@ -186,7 +186,10 @@ class PoolConfig(ConfigSection, frozen=True):
         Meta(ge=0, le=MAX_NUMBER, extra={EXPECTED: "0 (no queue) or more"}),
         about("Requests in the queue; beyond it, 429."),
     ] = 1024
-    queue_s: Annotated[Seconds, about("Seconds that a request may be queued.")] = 30.0
+    queue_s: Annotated[
+        Seconds | None,
+        about("Seconds that a request may be queued; null: 30, and 240 for streams with signs of life, without a fallback."),
+    ] = None
     strip_billing_header: Annotated[
         bool, about("The billing line of Claude Code, which changes with every request, is cut out of what goes to replicas.")
     ] = True

@@ -79,14 +79,15 @@ class Target:
     translate: tuple[str, ...] | None = None
     delta: bool = False
 
-    async def wait(self, tenant: str, priority: str | None, most: int | None = None, place: Place | None = None) -> Permit:
+    async def wait(self, tenant: str, priority: str | None, most: int | None, place: Place, *, pulsed: bool) -> Permit:
         """Waits for a slot at the replicas. priority: the client's header. most: maximum of the priority, and its value without
-        a header; None: no maximum. place: shows the place in the queue meanwhile. Raises GatewayError 400 or 429.
+        a header; None: no maximum. place: shows the place in the queue meanwhile. pulsed: the client gets signs of life. Raises
+        GatewayError 400 or 429.
         """
         wanted = priority_of(priority)
         if most is not None:
             wanted = most if priority is None else min(wanted, most)
-        return await self.admission.wait(tenant, wanted, place)
+        return await self.admission.wait(tenant, wanted, place, pulsed=pulsed)
 
     def require(self) -> None:
         """Raises GatewayError 503 without a replica to try."""

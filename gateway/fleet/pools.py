@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.admission.pool_queue import Admission
+from gateway.admission.pool_queue import QUEUE_S, STREAM_QUEUE_S, Admission
 from gateway.config.schema import FallbackConfig, PoolConfig
 from gateway.fleet.state import ReplicaState
 
@@ -99,10 +99,12 @@ def _admission(config: PoolConfig, former: Pool | None, replicas: Sequence[Repli
     """The queue of the pool of the same name with new bounds, or a new queue. If each replica serves one request at a time, the
     bound is the number of replicas.
     """
-    max_inflight, max_queue, queue_s = config.max_inflight, config.max_queue, config.queue_s
+    max_inflight, max_queue, queue_s, stream_s = config.max_inflight, config.max_queue, config.queue_s, config.queue_s
+    if queue_s is None:
+        queue_s, stream_s = QUEUE_S, STREAM_QUEUE_S if config.fallback is None else QUEUE_S
     if replicas and all(state.engine.fragile is not None for state in replicas):
         max_inflight = min(max_inflight, len(replicas))
     if former is None:
-        return Admission(max_inflight=max_inflight, max_queue=max_queue, queue_s=queue_s)
-    former.admission.resize(max_inflight=max_inflight, max_queue=max_queue, queue_s=queue_s)
+        return Admission(max_inflight=max_inflight, max_queue=max_queue, queue_s=queue_s, stream_queue_s=stream_s)
+    former.admission.resize(max_inflight=max_inflight, max_queue=max_queue, queue_s=queue_s, stream_queue_s=stream_s)
     return former.admission

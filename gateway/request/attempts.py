@@ -60,6 +60,7 @@ MAX_HELD_ANSWER: Final = 1 << 20  # bytes; a plain answer up to this size is rea
 
 SIGN_OF_LIFE_S: Final = 10.0  # a replica is at work if it sent a byte of any answer within this time
 _MAX_ERROR: Final = 64 << 10  # bytes of an error to be translated
+_WHOLE: Final = frozenset([201, 203])  # other statuses of a whole answer; 203 if a proxy at the replica has changed it
 _CANNOT: Final = frozenset([UNKNOWN_PATH, UNFIT])  # no failures: the engine cannot serve the request
 GATEWAY_TIMEOUT: Final = 504
 LATE_S: Final = 10.0  # an earlier 504 means that the proxy cannot reach the replica
@@ -444,6 +445,9 @@ class Attempts:
         if answer.status != 200 and exchange.wishes_usage and usage_refusal.may_be(answer.status):
             answer = await self._unasked(exchange, state, sent, answer, now)
         if answer.status != 200:
+            if answer.status in _WHOLE and exchange.api.metered:
+                answer.head.status = 200
+                return answer
             if answer.status in (401, 403) and state.member.key is not None:
                 answer.close()
                 text = f"it refuses the key that the gateway has for it (it answers {answer.status})"

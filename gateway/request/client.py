@@ -140,6 +140,11 @@ class ClientReply:
         self.satisfied = False
 
     @property
+    def gone(self) -> bool:
+        """True if the client has disconnected."""
+        return False
+
+    @property
     def flows(self) -> bool:
         """True if no written bytes wait in the gateway for the client to read."""
         return True
@@ -175,8 +180,12 @@ class AnswerKeeper:
 
     __slots__ = ()
 
-    def reply(self, inner: ClientReply) -> ClientReply:
-        """The reply to which the answer is written. inner: to the client."""
+    def identify(self) -> int:
+        """A digest of the request's body, as it was received: to be called before that changes. O(body) the first time."""
+        raise NotImplementedError
+
+    def reply(self, inner: ClientReply, size: int | None) -> ClientReply:
+        """The reply to which the answer is written. inner: to the client. size: as in `ClientRequest.reply`."""
         raise NotImplementedError
 
     def left(self, task: asyncio.Task[None] | None) -> bool:
@@ -223,9 +232,19 @@ class ClientRequest:
         """True while a connection of its client waits for its answer."""
         return True
 
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """The task that serves it, if it is known without a look at the event loop."""
+        return None
+
     def caller(self) -> Caller:
         """The sender of the request."""
         raise NotImplementedError
+
+    def identify(self) -> None:
+        """See `AnswerKeeper.identify`."""
+        if self.keeper is not None:
+            self.keeper.identify()
 
     def derived(self, read: Callable[[Headers], Any]) -> Any:
         """The value that a pure function reads in the headers; remembered with them, if many requests have the same."""
@@ -261,8 +280,10 @@ class ClientRequest:
         """
         raise NotImplementedError
 
-    def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
-        """keep_alive: the connection may be reused. patience_s: time limit for the client to read."""
+    def reply(self, *, keep_alive: bool, patience_s: float, size: int | None = None) -> ClientReply:
+        """keep_alive: the connection may be reused. patience_s: time limit for the client to read. size: bytes of the answer if
+        `begin` follows at once, with all of it; else None.
+        """
         raise NotImplementedError
 
 
@@ -295,7 +316,7 @@ class InternalRequest(ClientRequest):
     def attended(self) -> bool:
         return False
 
-    def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
+    def reply(self, *, keep_alive: bool, patience_s: float, size: int | None = None) -> ClientReply:
         return self._answered()
 
 

@@ -85,12 +85,13 @@ class Delivery:
         delivered.status = answer.status
         if exchange.notes is not None:
             exchange.notes.enter(DELIVER, self._clock())
-        patience_s = self._live.patience_s
-        reply = exchange.request.reply(keep_alive=not self._running.leaving, patience_s=patience_s)
+        whole = bool(attempts.body) and attempts.tail is None
+        size = len(attempts.body) if whole and exchange.tap is None else None  # a tap may wait
+        reply = exchange.request.reply(keep_alive=not self._running.leaving, patience_s=self._live.patience_s, size=size)
         delivered.reply = reply
         if answer.content_type == EVENT_STREAM and not attempts.body:
             await self._stream(exchange, answer, reply, headers + exchange.head_lines + _stream_lines(answer))
-        elif attempts.body and attempts.tail is None:
+        elif whole:
             body = await _whole_body(exchange, answer)
             if open_ and answer.status == 200 and exchange.api.metered:
                 headers += self._cost(exchange)

@@ -10,7 +10,7 @@ stream count as well, its own keep-alives included, and restart the time. Until 
 as without pulses: the queue, attempts, fallback pools. Only its form differs: an error becomes an event (`replies.py`), and an
 answer that is no stream becomes one (`delivery.py`).
 
-A request that waits in a queue gets no head if its slot is expected only after `queue_s`: it gets its 429 now, with
+A request that waits in a queue gets no head if its slot is expected only after the end of its wait: it gets its 429 now, with
 Retry-After, because official clients repeat a request after a status, and not after an event. If the estimate was too low, it
 is an event.
 
@@ -62,9 +62,7 @@ class Pulses:
     def watch(self, exchange: Exchange) -> None:
         """A request begins to wait: if it is for a stream, `forget` must follow."""
         every_s = self._live.keepalive_s
-        if not (exchange.api.stream and every_s):
-            return
-        if exchange.request.pulses and exchange.dialect.pulsed:
+        if is_pulsed(exchange, every_s):
             self._clients[exchange] = StreamClient(exchange, self._replies, self._audience)
             if self._timer is None:
                 self._arm(every_s)
@@ -74,7 +72,8 @@ class Pulses:
 
     def forget(self, exchange: Exchange) -> None:
         """The request is over. Idempotent."""
-        self._clients.pop(exchange, None)
+        if self._clients:
+            self._clients.pop(exchange, None)
 
     @property
     def clients(self) -> list[StreamClient]:
@@ -185,6 +184,11 @@ class StreamClient:
 
     def __repr__(self) -> str:
         return f"<StreamClient, {self.pulses} pulses>"
+
+
+def is_pulsed(exchange: Exchange, every_s: float) -> bool:
+    """True if the client gets signs of life. every_s: `limits.keepalive_s`."""
+    return exchange.api.stream and every_s > 0 and exchange.request.pulses and exchange.dialect.pulsed
 
 
 def counts_events(request: ClientRequest) -> bool:

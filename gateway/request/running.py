@@ -68,7 +68,9 @@ class RunningRequests:
 
     def enter(self, exchange: Exchange | None = None) -> asyncio.Task[object]:
         """A request begins in the current task. Returns the task, for `leave` in a `finally`."""
-        task = asyncio.current_task()
+        task = exchange.request.task if exchange is not None else None
+        if task is None:
+            task = asyncio.current_task()  # plain Python
         assert task is not None
         if self.draining:
             self._idle.clear()
@@ -77,7 +79,8 @@ class RunningRequests:
         return task
 
     def leave(self, task: asyncio.Task[object]) -> None:
-        self._running.pop(task, None)
+        if task in self._running:
+            del self._running[task]
         if self.draining and not self._running:
             self._idle.set()
 

@@ -26,11 +26,13 @@ _HEAD: Final = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: (%s))?\r\n((?:%s:
 _HEADER: Final = re.compile(rb"([^:]++):([^\r]*+)\r\n")
 _TRAILERS: Final = re.compile(rb"(?:%s:%s\r\n)*+\r\n" % (_TOKEN, _VALUE))
 _CHUNK_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;%s)?\r\n" % _VALUE)
-# Fast path for the sizes of nearly all chunks.
+# Fast path for the sizes of nearly all chunks: of two or three digits.
 _SIZES: Final = {b"%x\r\n" % size: size for size in range(4096)}
+_CR: Final = 0x0D
+_LF: Final = 0x0A
 _LENGTH: Final = re.compile(rb"[0-9]{1,15}")
+_USUAL_DIGITS: Final = 12
 # A replica's heads differ in their length and, once a second, in their date: parsed heads are cached without the length.
-_LENGTH_LINE: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,15})(?=\r\n)")
 _MAX_CACHED_BYTES: Final = 2048
 
 SWITCHING: Final = 101
@@ -214,15 +216,14 @@ class AnswerParser:
         parts: list[bytes] = []
         at = 0
         while True:
-            line = data[at : at + 5]
-            if line not in _SIZES:  # else it has three digits, or is all that is here
-                line = data[at : at + 4]
-            if line not in _SIZES:  # nearly all chunks have two or three; the search takes three times as much
+            line = data[at : at + (5 if len(data) > at + 3 and data[at + 3] == _CR else 4)]
+            size = _SIZES.get(line, -1)
+            if size < 0:  # the search takes three times as much
                 end = data.find(b"\n", at, at + MAX_CHUNK_LINE)
                 if end < 0:
                     return self._wait_for_line(data[at:], parts)
                 line = data[at : end + 1]
-            size = _chunk_size(line)
+                size = _chunk_size(line)
             begin = at + len(line)
             at = begin + size
             if not size:
@@ -233,7 +234,7 @@ class AnswerParser:
                 self._left, self._step, self._buffer = size, _CHUNK_NEXT, b""
                 parts.append(self._read_chunk(data[begin:]))
                 return b"".join(parts)
-            if data[at : at + 2] != b"\r\n":
+            if data[at] != _CR or data[at + 1] != _LF:
                 raise FramingError("a chunk is longer than its size line says")
             parts.append(data[begin:at])
             at += 2
@@ -254,7 +255,7 @@ class AnswerParser:
             return data
         self._left = 0
         if len(data) < left + 2:
-            if data[left] != 0x0D:
+            if data[left] != _CR:
                 raise FramingError("a chunk is longer than its size line says")
             self._buffer = data[left:]
             return data[:left]
@@ -296,10 +297,12 @@ def chunked_body() -> AnswerParser:
 
 def parse_head(data: bytes, *, bodiless: bool = False) -> AnswerHead:
     """The parsed head. data: a head including its empty line. bodiless: it answers a HEAD. Raises FramingError."""
-    if not bodiless and len(data) <= _MAX_CACHED_BYTES and (found := _LENGTH_LINE.search(data)):
-        fields = _parse_cached(data[: found.start()] + data[found.end() :])
-        if not fields.lengths and not fields.codings and fields.status >= 200 and fields.status not in _BODILESS:
-            return AnswerHead(fields, int(found[1]), chunked=False)
+    if not bodiless and len(data) <= _MAX_CACHED_BYTES:
+        rest, known = split_length(data)
+        if known >= 0:
+            fields = _parse_cached(rest)
+            if not fields.lengths and not fields.codings and fields.status >= 200 and fields.status not in _BODILESS:
+                return AnswerHead(fields, known, chunked=False)
     fields = _parse_cached(data) if len(data) <= _MAX_CACHED_BYTES else _parse(data)
     length, chunked = _body_of(fields.lengths, fields.codings, fields.http11)
     if fields.status == SWITCHING:
@@ -307,6 +310,19 @@ def parse_head(data: bytes, *, bodiless: bool = False) -> AnswerHead:
     if bodiless or fields.status in _BODILESS or fields.status < 200:
         length, chunked = 0, False
     return AnswerHead(fields, length, chunked=chunked)
+
+
+def split_length(head: bytes) -> tuple[bytes, int]:
+    """A head without the line of its Content-Length, and that length. The head and -1 if it has none, or unusual ones, which
+    the parser of the head reads. (`partition` takes half the time of a regular expression.)
+    """
+    before, name, rest = head.partition(b"\r\nContent-Length: ")
+    if not name:
+        before, name, rest = head.partition(b"\r\ncontent-length: ")
+    value, end, after = rest.partition(b"\r\n")
+    if len(value) > _USUAL_DIGITS or not value.isdigit():
+        return head, -1
+    return before + end + after, int(value)
 
 
 def _parse(data: bytes) -> AnswerFields:

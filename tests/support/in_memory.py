@@ -71,7 +71,7 @@ class BytesRequest(ClientRequest):
     def take(self) -> bytes:
         return self._body
 
-    def reply(self, *, keep_alive: bool, patience_s: float) -> BytesReply:
+    def reply(self, *, keep_alive: bool, patience_s: float, size: int | None = None) -> BytesReply:
         return self.answer
 
 

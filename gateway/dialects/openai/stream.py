@@ -22,7 +22,7 @@ import orjson
 
 from gateway.dialects.events.first_event import FirstEvent
 from gateway.dialects.events.passed_tokens import EventSamples, texts_in
-from gateway.dialects.events.reader import EventReader, has_any_but
+from gateway.dialects.events.reader import EventReader, has, has_any_but
 from gateway.dialects.events.sse import MAX_PARSED_EVENT, data_of, events_of, object_of
 from gateway.dialects.excerpt import one_line
 from gateway.dialects.full_context import CODE, full_context
@@ -63,10 +63,9 @@ class ChunkReader(EventReader):
         self._watchful = watchful
 
     def feed(self, chunk: bytes) -> bytes:
-        if self._watchful and (self.failure or chunk.find(b'"error"') >= 0):
+        if self._watchful and (self.failure or has(chunk, b'"error"')):
             return self.read(chunk)
-        # `find`, because `in` creates an exception object before each search.
-        if self.started and self.are_whole(chunk) and chunk.find(b'"usage"') < 0 and chunk.find(b"[DONE]") < 0:
+        if self.started and self.are_whole(chunk) and not has(chunk, b'"usage"') and not has(chunk, b"[DONE]"):
             self.within_event = False
             if events := chunk.count(_FULL):
                 self._last = chunk

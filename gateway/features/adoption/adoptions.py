@@ -49,7 +49,7 @@ class AbandonedAnswer(DetachedAnswer):
     def __init__(self, kept: KeptAnswer, exchange: Exchange, task: asyncio.Task[None] | None, logs: Logs, core: Core) -> None:
         self.kept = kept
         self.record = exchange.record
-        self.identity: Identity = identity_of(exchange, kept.digest)
+        self.identity: Identity = identity_of(exchange, kept.identify())
         self.place = place_of(exchange)
         self.task = task
         self.given_up = False
@@ -88,6 +88,7 @@ class Adoptions(Abandonments):
         self._metrics = core.metrics.of(AdoptionMetrics)
         self._waiting: dict[Identity, AbandonedAnswer] = {}
         self._adopt_s = ADOPT_S.of(core.config)
+        self._used = False
 
     # -- clients that leave
 
@@ -95,15 +96,23 @@ class Adoptions(Abandonments):
         exchange = kept.exchange
         if exchange is None or self._core.running.draining:
             return False
-        if self._has_older(identity_of(exchange, kept.digest), exchange.record):
+        if self._has_older(identity_of(exchange, kept.identify()), exchange.record):
             return False
         if not self.places.admit(*place_of(exchange)):
             return False
+        self._use()
         answer = AbandonedAnswer(kept, exchange, task, self.logs, self._core)
         LEFT.set(exchange.record, kept)
         kept.detach(answer)
         self._wait(answer)
         return True
+
+    def _use(self) -> None:
+        """A client has left: from the first one on, choices and ends of requests are looked at."""
+        if not self._used:
+            self._used = True
+            self._core.extensions.chosen.append(self.interrupted.chosen)
+            self._core.observers.insert(0, self.answers.settled)
 
     def _wait(self, answer: AbandonedAnswer) -> None:
         """It has no client: its grace begins, unless an older one waits for the same request."""
@@ -191,7 +200,7 @@ class Adoptions(Abandonments):
         """The answer that waits for this request; None: there is none. Raises GatewayError."""
         keeper = exchange.request.keeper
         assert isinstance(keeper, KeptAnswer)
-        answer = self._waiting.get(identity_of(exchange, keeper.digest))
+        answer = self._waiting.get(identity_of(exchange, keeper.identify()))
         if answer is None:
             return None
         request, record = exchange.request, exchange.record
@@ -199,6 +208,9 @@ class Adoptions(Abandonments):
         record.answer.own = True
         record.subject.model, record.subject.label = exchange.api.model, answer.record.subject.label
         record.subject.generates = record.subject.metered = False  # the generation has a record of its own
+        for preparer in self._core.extensions.preparers:
+            if preparer.always and preparer.concerns(exchange):
+                await preparer.prepare(exchange)
         for enter in self._core.extensions.entering:
             enter(exchange)
         self._take(answer)

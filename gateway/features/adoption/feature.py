@@ -10,7 +10,5 @@ from gateway.request.extensions import Answerer
 def install(core: Core) -> None:
     adoptions = Adoptions(core)
     core.extensions.answerers.append(Answerer(adoptions.answers.claims, adoptions.answer))  # the last of them
-    core.extensions.chosen.append(adoptions.interrupted.chosen)
-    core.observers.insert(0, adoptions.answers.settled)
     core.running.tell(adoptions.close)
     core.put(adoptions)

@@ -50,7 +50,7 @@ class InterruptedPrefills:
         keeper = exchange.request.keeper
         if not (self._known and isinstance(keeper, KeptAnswer)):
             return
-        found = self._known.pop(identity_of(exchange, keeper.digest), None)
+        found = self._known.pop(identity_of(exchange, keeper.identify()), None)
         booking = exchange.booking
         if found is None or found.until <= now or found.replica not in live or found.replica == booking.chosen.replica:
             return

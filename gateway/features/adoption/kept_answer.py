@@ -4,7 +4,8 @@
         └───────► KeptAnswer: pieces ── `left` ──► a detached answer: the pieces, then the rest, for the client that adopts it
 
 Beginnings are bounded: MAX_KEPT bytes per answer, a share of the memory budget in all, and the client's share of the budget. A
-larger answer is not kept, and its request ends with its client. Each step of STEP bytes is charged before its use.
+larger answer is not kept, and its request ends with its client. Each step of STEP bytes is charged before its use. A plain
+answer of at most AT_ONCE bytes is not kept while its client is there, because its request ends when it is written.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from router.native import mypyc_attr
 MAX_KEPT: Final = 4 << 20  # bytes of an answer, with PIECE_BYTES for each of its pieces
 STEP: Final = 16 << 10
 UNCHARGED: Final = 8 << 10  # as of a connection's write buffer
+AT_ONCE: Final = 4 << 10  # such an answer and its head never wait in the gateway for their client to read
 PIECE_BYTES: Final = 48  # overhead of a piece
 _JOINED: Final = 64 << 10  # bytes of the pieces of a log
 
@@ -69,7 +71,7 @@ class KeptAnswers:
         request = exchange.request
         if not (exchange.dialect.pulsed and exchange.api.metered and isinstance(request, HttpRequest)):
             return False
-        request.keeper = KeptAnswer(self, exchange, xxh3_64_intdigest(exchange.api.body, self.seed))
+        request.keeper = KeptAnswer(self, exchange)
         return self.waiting > 0
 
     def settled(self, record: SettledRequest) -> None:
@@ -83,15 +85,18 @@ class KeptAnswers:
 
 
 class KeptAnswer(AnswerKeeper):
-    """One kept answer. digest: of the request's body. exchange: None once the request has ended. detached: the answer once the
-    client has left. followed: another client reads that.
+    """One kept answer. exchange: None once the request has ended. detached: the answer once the client has left. followed:
+    another client reads that. keeps: nothing of the answer is missing so far.
     """
 
     detached: DetachedAnswer | None = None
     followed = False
+    keeps = True
     _charged = UNCHARGED
+    _digest: int | None = None
     _lease: MemoryLease | None = None
     _lines = b""
+    _pieces: list[bytes] | None = None
     _reply: KeptReply | None = None
     _size = 0
     _source: PausableSource | None = None
@@ -99,26 +104,29 @@ class KeptAnswer(AnswerKeeper):
     _unsent = False
     _whole = False
 
-    def __init__(self, answers: KeptAnswers, exchange: Exchange, digest: int) -> None:
-        self.digest = digest
+    def __init__(self, answers: KeptAnswers, exchange: Exchange) -> None:
         self.exchange: Exchange | None = exchange
         self._all = answers
-        self._pieces: list[bytes] | None = []
-
-    @property
-    def keeps(self) -> bool:
-        """True if the answer has been kept so far."""
-        return self._pieces is not None or self.detached is not None
 
     # -- for its request
 
-    def reply(self, inner: ClientReply) -> ClientReply:
+    def identify(self) -> int:
+        if self._digest is None:
+            assert self.exchange is not None
+            self._digest = xxh3_64_intdigest(self.exchange.api.body, self._all.seed)
+        return self._digest
+
+    def reply(self, inner: ClientReply, size: int | None) -> ClientReply:
+        if self.detached is None and size is not None and size <= AT_ONCE and not inner.gone:
+            self.keeps = False
+            return inner
+        self.identify()  # the request may drop its body once the answer has begun
         self._reply = made = KeptReply(self, inner if self.detached is None else None)
         return made
 
     def left(self, task: asyncio.Task[None] | None) -> bool:
         exchange = self.exchange
-        if self._pieces is None or exchange is None or (self._whole and not self._unsent):
+        if not self.keeps or exchange is None or (self._whole and not self._unsent):
             return False
         reader = exchange.delivered.reader
         if reader is not None and reader.done and not reader.holds:  # only the end of the framing is missing
@@ -128,9 +136,7 @@ class KeptAnswer(AnswerKeeper):
     def close(self) -> None:
         if self._unsent and self.detached is None and self._reply is not None and self._reply.lost:
             self.left(None)
-        self._pieces = None
-        if self._lease is not None:
-            self._release()
+        self._drop()
         if self.detached is not None:
             self.detached.finish(complete=False)
             self._all.abandonments.ended(self)
@@ -180,13 +186,14 @@ class KeptAnswer(AnswerKeeper):
                 if detached.log.first and not self.followed:
                     self._all.abandonments.overflowed(self)
             return
-        pieces = self._pieces
-        if pieces is not None and data:
+        if data and self.keeps:
             self._size += len(data) + PIECE_BYTES
             if self._size > self._charged and not self._charge():
                 self._drop()
+            elif self._pieces is None:
+                self._pieces = [data]
             else:
-                pieces.append(data)
+                self._pieces.append(data)
 
     def end(self) -> None:
         self._whole = True
@@ -224,7 +231,7 @@ class KeptAnswer(AnswerKeeper):
 
     def _drop(self) -> None:
         """Keep nothing more. Idempotent."""
-        self._pieces = None
+        self.keeps, self._pieces = False, None
         self._release()
 
     def _release(self) -> None:

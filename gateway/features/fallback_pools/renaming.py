@@ -25,6 +25,7 @@ async def rename(
     reparsed = await parse_again(parsing_, dialect, request.lease, api.body, scope, aliases)
     if reparsed.model != model:
         return False
+    request.identify()
     api.model, api.body, api.billing = reparsed.model, reparsed.body, reparsed.billing
     api.prewarm, api.diagnosis = reparsed.prewarm, reparsed.diagnosis
     api.outline = reparsed.outline

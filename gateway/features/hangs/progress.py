@@ -16,13 +16,12 @@ from typing import Final
 from gateway.fleet.engines import Facts
 from router.load import Lease, ReplicaLoad
 
-FLOOR_S: Final = 5.0  # a shorter silence is never a sign
-FIRST_FLOOR_S: Final = (
-    60.0  # the same for a replica that has computed nothing yet: engines compile kernels at their first requests
-)
+FLOOR_S: Final = 5.0  # a shorter silence shows nothing
+FIRST_FLOOR_S: Final = 60.0  # the same before its first answer: engines compile kernels at their first requests
 DOUBT: Final = 4.0  # times the expected prefill
 DOUBT_CACHED: Final = 2.0  # times the prefill of the whole prompt, if nothing of it is cached
 SLOW_RATE: Final = 100.0  # tokens of prefill per second of a replica whose rate is unknown: a small machine without a GPU
+FIRST_RATE: Final = 25.0  # the same for its first prompt, without metrics of progress: a check may only wait behind it
 MAX_PATIENCE: Final = 64.0  # largest factor of the silence before the next check
 LOOKED_AT: Final = 64  # requests of one replica at each look
 
@@ -85,7 +84,7 @@ def explained_s(load: ReplicaLoad, leases: Iterable[Lease], *, first: bool, coun
     leases: the requests without a first token, of which LOOKED_AT are enough. first: it has computed nothing yet. counts: its
     own metrics show progress at least once in a prompt; else only the end of the whole queue may be seen.
     """
-    rate = load.rate.value if load.rate.pool.known else SLOW_RATE
+    rate = load.rate.value if load.rate.pool.known else FIRST_RATE if first and not counts else SLOW_RATE
     works = [max(DOUBT * lease.uncached_tokens, DOUBT_CACHED * lease.prompt_tokens) for lease in leases]
     work = max(works, default=0.0) if counts else sum(works)
     return (FIRST_FLOOR_S if first else FLOOR_S) + work / rate

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from gateway.cluster.commands import ControlPlane, LocalControl
+from gateway.config.changes import changed_keys
 from gateway.core import Core
 from gateway.features.keys.callers import KeyHolders
 from gateway.features.keys.endpoints import KeyEndpoints
@@ -43,9 +46,20 @@ def install(core: Core) -> None:
     if keys.tokens is not None:
         core.work.tasks += [issuer.run for issuer in keys.tokens.issuers]
     core.work.closes.append(keys.close)
-    core.work.reloads.append(keys.note_reload)
+    core.work.reloads.append(_noted_reloads(core, keys))
     core.keepers.append(keys.keep_action)
     core.put(keys)
+
+
+def _noted_reloads(core: Core, keys: Keys) -> Callable[[], Awaitable[None]]:
+    before = core.config
+
+    async def note() -> None:
+        nonlocal before
+        changed, before = list(changed_keys(before, core.config)), core.config
+        keys.note_reload(changed)
+
+    return note
 
 
 def _keys_of(core: Core) -> Keys:

@@ -16,10 +16,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import itertools
+import json
 import logging
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,6 +46,7 @@ from gateway.features.keys.section import KEYS, LEDGER
 from gateway.features.keys.tokens.tokens import Tokens
 from gateway.features.keys.totals_exchange import TotalsExchange
 from gateway.server.actions import OperatorAction
+from gateway.telemetry.logs import first_of
 
 if TYPE_CHECKING:
     from gateway.features.keys.store import KeyStore
@@ -66,6 +68,7 @@ KEYS_PER_TRANSACTION: Final = 500  # keys per transaction, so that a failure los
 
 MAX_ACTIONS: Final = 10_000
 ACTIONS_PER_TRANSACTION: Final = 100
+NOTED_CHANGES: Final = 20  # names of changed keys that are kept of a reload
 
 Opener = Callable[[str, Callable[[], float]], Awaitable["KeyStore"]]
 
@@ -261,10 +264,14 @@ class Keys:
         if self._url:
             self._actions.append((secrets.token_hex(_PROCESS_BYTES), action))
 
-    async def note_reload(self) -> None:
-        """Stores that the configuration was read again: of several workers, the one whose process id comes first."""
+    def note_reload(self, changed: Sequence[str]) -> None:
+        """Stores that the configuration was read again, and which of its keys differ: of several workers, the one whose
+        process id comes first.
+        """
         if all(self.process < other for other in self.siblings):
-            self.keep_action(OperatorAction(self.wall_clock(), "configuration read again", "SIGHUP, or a changed file"))
+            details = json.dumps(first_of("changed", changed, NOTED_CHANGES))
+            by = "SIGHUP, or a changed file"
+            self.keep_action(OperatorAction(self.wall_clock(), "configuration read again", by, details=details))
 
     async def _write_actions(self) -> None:
         """Raises StoreFailed."""

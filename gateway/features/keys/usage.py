@@ -103,4 +103,5 @@ def _rate(limit: int, rate: Rate | None, now: float) -> dict[str, int] | None:
     """rate: None: the key was not used since the start."""
     if not limit:
         return None
-    return {"limit": limit, "left": rate.available(now) if rate is not None else limit}
+    left = rate.resized(limit).available(now) if rate is not None else limit  # the limit may have changed since its last use
+    return {"limit": limit, "left": left}

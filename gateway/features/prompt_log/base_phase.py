@@ -209,6 +209,7 @@ class BasePhase:
             raise log_error(413, "history_too_large", text)
         if size >= LARGE_BODY and form != RESPONSES:
             exchange.charge(size)
+        exchange.request.identify()
         api.body = await edited(api.body, edits)
         if form == RESPONSES:
             api.keeps, api.refers = True, ""

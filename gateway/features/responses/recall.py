@@ -98,6 +98,7 @@ class Recall:
         if size >= LARGE_BODY:
             request.lease.charge(size)
         leaves = passes_through or not dialect.makes_objects
+        request.identify()
         api.body = await edited(body, written_out(history, turn.before, keeps=leaves))
         api.keeps, api.refers = passes_through and api.keeps, ""
         done = turn if dialect.makes_objects else None
@@ -166,7 +167,7 @@ class Recall:
     async def _resolve(self, request: ClientRequest, history: History, turn: Turn, caller: Caller) -> None:
         """Replaces references to items by the items."""
         client = request.lease.account.client
-        references = await self._parsing.references(history.members.raw, client)
+        references = await self._histories.reader.references(history.members.raw, client)
         ids = list(dict.fromkeys(id_ for _, _, id_ in references))
         max_bytes = self._max_bytes - sum(map(len, turn.before))
         items = await self._histories.items(owner(request, caller), ids, max_bytes, charge_to(request), client)

@@ -145,7 +145,7 @@ class UpgradeRequest(ClientRequest):
     def take(self) -> bytes:
         return b""
 
-    def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
+    def reply(self, *, keep_alive: bool, patience_s: float, size: int | None = None) -> ClientReply:
         return TunnelReply(self, self._running, keep_alive=keep_alive, patience_s=patience_s)
 
 

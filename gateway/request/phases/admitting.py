@@ -15,6 +15,7 @@ from gateway.request.exchange import Exchange, PoolBinding
 from gateway.request.extensions import Extensions
 from gateway.request.notes import ADMIT
 from gateway.request.phases.scopes import prompt_of
+from gateway.request.pulses import is_pulsed
 from gateway.request.rights import Rights
 from gateway.telemetry.metrics import Metrics
 
@@ -115,7 +116,8 @@ class AdmitPhase:
         try:
             exchange.place = place = Place()
             header = exchange.request.headers.get(PRIORITY_HEADER)
-            return await exchange.target.wait(record.sender.tenant, header, most, place)
+            pulsed = is_pulsed(exchange, self._live.keepalive_s)
+            return await exchange.target.wait(record.sender.tenant, header, most, place, pulsed=pulsed)
         finally:
             exchange.place = None
             waited_s = self._clock() - begun

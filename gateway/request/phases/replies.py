@@ -49,11 +49,12 @@ class Replies:
         # If this gateway goes down, the client's next request should reach another one; and no request can follow an incomplete
         # one.
         keep_alive = request.complete and not self._running.leaving
-        reply = request.reply(keep_alive=keep_alive, patience_s=self._live.patience_s)
+        size = None if body is None else len(body)
+        reply = request.reply(keep_alive=keep_alive, patience_s=self._live.patience_s, size=size)
         headers = b"X-Request-Id: %b\r\n%b" % (record.id.encode("ascii"), lines)
         if self._live.cors_origins:
             headers += answer_lines(self._live.cors_origins, request.headers.get("Origin"))
-        reply.begin(status, headers, length=None if body is None else len(body), first=body or b"")
+        reply.begin(status, headers, length=size, first=body or b"")
         return reply
 
     def begin_early(self, exchange: Exchange) -> ClientReply:

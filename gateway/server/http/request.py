@@ -46,6 +46,8 @@ class RequestConnection(ReplyConnection, Protocol):
     @property
     def for_operators(self) -> bool: ...
     @property
+    def task(self) -> asyncio.Task[None] | None: ...
+    @property
     def max_body(self) -> int: ...
 
 
@@ -101,6 +103,10 @@ class HttpRequest(ClientRequest):
     @property
     def attended(self) -> bool:
         return self.connection.transport is not None
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        return self.connection.task
 
     @property
     def lingers(self) -> bool:
@@ -240,7 +246,7 @@ class HttpRequest(ClientRequest):
             head.upstream_lines = upstream_headers(head.headers, encoded=head.coding == UNKNOWN_CODING)
         return head.upstream_lines
 
-    def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
+    def reply(self, *, keep_alive: bool, patience_s: float, size: int | None = None) -> ClientReply:
         head, connection = self.head, self.connection
         made = HttpReply(
             connection,
@@ -249,7 +255,7 @@ class HttpRequest(ClientRequest):
             keep_alive=keep_alive and head.keep_alive,
             patience_s=patience_s,
         )
-        return made if self.keeper is None else self.keeper.reply(made)
+        return made if self.keeper is None else self.keeper.reply(made, size)
 
     def take(self) -> bytes:
         body, self._body = self._body, b""

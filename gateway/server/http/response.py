@@ -142,6 +142,10 @@ class HttpReply(ClientReply):
             self._write(last)
 
     @property
+    def gone(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    @property
     def flows(self) -> bool:
         return self._transport is not None and not self._transport.get_write_buffer_size()
 

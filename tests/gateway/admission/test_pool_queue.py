@@ -219,6 +219,18 @@ async def test_a_wait_of_unknown_length_is_taken_for_as_long_as_nothing_has_come
     held.release()
 
 
+async def test_a_stream_with_signs_of_life_waits_for_longer_than_others() -> None:
+    pool, place = Admission(max_inflight=1, max_queue=9, queue_s=0.01, stream_queue_s=3600), Place()
+    held = await pool.wait("a", 0)
+    stream = asyncio.create_task(pool.wait("a", 0, place, pulsed=True))
+    await eventually(lambda: pool.waiting == 1)
+    with pytest.raises(GatewayError, match="waited too long"):
+        await pool.wait("a", 0)
+    assert not place.refuse_if_hopeless()
+    held.release()
+    (await stream).release()
+
+
 async def test_a_place_far_behind_is_not_counted() -> None:
     pool, place = Admission(max_inflight=1, max_queue=999, queue_s=60), Place()
     held = await pool.wait("a", 0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.admission.pool_queue import QUEUE_S, STREAM_QUEUE_S
 from gateway.config.parse import ConfigError
 from gateway.config.schema import MAX_POOL_NAME, Config, PoolConfig, ReplicaConfig
 from gateway.fleet.breaker import Breaker
@@ -64,3 +65,22 @@ def test_a_pool_continues_the_one_of_its_name() -> None:
     assert new[0].admission is old[2].admission
     assert new[2].admission is old[1].admission
     assert new[1].admission not in [pool.admission for pool in old]
+
+
+@pytest.mark.parametrize(
+    ("keys", "times"),
+    [
+        ({}, (QUEUE_S, STREAM_QUEUE_S)),
+        ({"queue_s": 7}, (7, 7)),
+        ({"fallback": "other"}, (QUEUE_S, QUEUE_S)),
+        ({"queue_s": 300, "fallback": "other"}, (300, 300)),
+    ],
+)
+def test_streams_may_wait_for_longer_where_no_other_pool_would_serve_them(
+    keys: dict[str, Any], times: tuple[float, float]
+) -> None:
+    config = config_of({"name": "one", **keys}, {"name": "other", "models": ["x"]})
+    pools = succeed(config.pools, [(), ()], ())
+    assert (pools[0].admission.queue_s, pools[0].admission.stream_queue_s) == times
+    again = succeed(config_of({"name": "one", "queue_s": 5}).pools, [()], pools)[0].admission
+    assert (again is pools[0].admission, again.queue_s, again.stream_queue_s) == (True, 5, 5)

@@ -297,6 +297,33 @@ async def test_an_error_of_the_gateway_after_the_head_is_an_event(path: str, req
     assert (line["status"], line["stream"], "waited too long" in line["error"]) == (429, True, True)
 
 
+@pytest.mark.parametrize("keepalive_s", [0.02, 0])
+async def test_a_stream_waits_for_longer_in_the_queue_if_it_gets_signs_of_life(keepalive_s: float) -> None:
+    held = asyncio.Event()
+    async with FakeReplica([once(held, answers()), streams("a")]) as replica:
+        pools = [{"replicas": [replica.url], "max_inflight": 1}]
+        async with running(pools=pools, limits={"keepalive_s": keepalive_s}) as run:
+            admission = run.gateway.fleet.target("m").admission
+            admission.resize(max_inflight=1, max_queue=9, queue_s=0.2, stream_queue_s=3600)
+            first = asyncio.create_task(run.post())
+            await eventually(lambda: replica.requests)
+
+            async def ask() -> tuple[int, str]:
+                async with run.session.post(run.url + CHAT, json=BODIES[CHAT]) as answer:
+                    return answer.status, await answer.text()
+
+            stream = asyncio.create_task(ask())
+            await eventually(lambda: admission.waiting == 1)
+            assert (await run.post())[0] == 429
+            if not keepalive_s:
+                assert (await stream)[0] == 429
+            held.set()
+            await first
+            if keepalive_s:
+                status, text = await stream
+                assert (status, ": queued 1st" in text, "[DONE]" in text) == (200, True, True)
+
+
 @contextlib.asynccontextmanager
 async def crowded(run: Running) -> AsyncIterator[Admission]:
     """So many wait in the pool's queue that nobody behind them gets a slot in the 60 s of `queue_s`."""

@@ -30,6 +30,7 @@ def list_keys(options: argparse.Namespace) -> int:
         print(json.dumps([_shown(key, spent) for key in keys], indent=2))
         return 0
     now = time.time()
+    today = _today()
 
     def state(key: Key) -> str:
         if key.revoked_at:
@@ -37,11 +38,15 @@ def list_keys(options: argparse.Namespace) -> int:
         return "expired" if 0 < key.expires_at <= now else "valid"
 
     def row(key: Key) -> list[str]:
-        settings = key.settings
+        settings, limits = key.settings, key.grant().limits
         day, month = spent.get(key.id, (0, 0)) if spent is not None else (None, None)
+        budgets = (
+            limits.of_day(today) if limits is not None and limits.day else 0,
+            limits.of_month(today) if limits is not None and limits.month else 0,
+        )
         return [
             *(key.id, settings.tenant, settings.name, ", ".join(settings.models) or "all"),
-            *(_of_budget(day, settings.budget_usd_day), _of_budget(month, settings.budget_usd_month), state(key)),
+            *(_of_budget(day, budgets[0]), _of_budget(month, budgets[1]), state(key)),
         ]
 
     names = [text(name) for name in ("id", "tenant", "name", "models")]
@@ -68,12 +73,12 @@ def _cell(value: object) -> str:
     return "" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
-def _of_budget(spent: int | None, budget: float | None) -> str:
-    """spent: picodollars; None: not known."""
+def _of_budget(spent: int | None, budget: int) -> str:
+    """Picodollars. spent: None: not known. budget: with credits; 0: none."""
     from gateway.accounting.money import dollars
 
     amount = "-" if spent is None else f"{dollars(spent):.2f}"
-    return amount if budget is None else f"{amount} of {budget:g}"
+    return f"{amount} of {dollars(budget):g}" if budget else amount
 
 
 def _shown(key: Key, spent: Spending | None) -> dict[str, Any]:
@@ -95,16 +100,21 @@ def _all(url: str) -> tuple[list[Key], Spending | None]:
         return read_keys(Path(url)), None
 
     async def listed(store: KeyStore) -> tuple[list[Key], Spending]:
-        from gateway.features.keys.limits.calendar import Calendar
-
         found: list[Key] = []
         more = True
         while more:
             part, more = await store.list_page(found[-1].id if found else "", _LISTED)
             found += part
-        return found, await store.spent_by_key(Calendar().moment(0.0, time.time()).day)
+        return found, await store.spent_by_key(_today())
 
     return read_store(url, listed)
+
+
+def _today() -> int:
+    """The day (UTC) as the keys count days."""
+    from gateway.features.keys.limits.calendar import Calendar
+
+    return Calendar().moment(0.0, time.time()).day
 
 
 def one_key(url: str, id_: str) -> Key:

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from gateway.admission.memory import Budget
+from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.table import DIALECTS
 from gateway.features.adoption.adoptions import Adoptions, grace_s
 from gateway.features.adoption.interrupted import MAX_KNOWN, TTL_S, InterruptedPrefills
-from gateway.features.adoption.kept_answer import STEP, UNCHARGED, Abandonments, KeptAnswer, KeptAnswers
+from gateway.features.adoption.kept_answer import AT_ONCE, STEP, UNCHARGED, Abandonments, KeptAnswer, KeptAnswers
 from gateway.features.deadlines.deadlines import DEADLINE_OF, Deadlines
 from gateway.features.keys.keys import Keys
 from gateway.features.runs.detached_answer import DetachedAnswer, FollowerGate
@@ -31,6 +32,7 @@ from gateway.upstream.client import PausableSource
 from router import Router
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.features.keys.conftest import bearer, keyed, made
+from tests.gateway.features.prompt_log.kept import told_in
 from tests.gateway.features.translation.test_translation import chat_only
 from tests.gateway.request.test_dialects import CHAT, MESSAGES, RESPONSES, events, message, response
 from tests.gateway.request.test_pulses import BODIES, COMPLETION, PING, STREAMS, once
@@ -47,6 +49,8 @@ from tests.support.fakes import (
     dies,
     event,
     http,
+    models,
+    status,
     streams,
     writes,
 )
@@ -233,6 +237,45 @@ async def test_an_answer_without_a_client_moves_to_another_replica() -> None:
         status, _, body = await again
         assert (status, body.count(b'"hel"'), body.count(b"[DONE]")) == (200, 1, 1)
         assert len(survivor.requests) == 1
+
+
+async def test_a_request_is_known_by_the_body_that_its_client_has_sent() -> None:
+    """A fallback pool gets it with the name of another model. (Stored histories change it, too: `ALL` has Responses.)"""
+    go = asyncio.Event()
+    async with (
+        FakeReplica([status(503)], listing=models("large")) as big,
+        FakeReplica([once(go, answers("small"))], listing=models("little")) as small,
+    ):
+        pools = [
+            {"name": "big", "models": ["large"], "replicas": [big.url], "fallback": {"pool": "small", "model": "little"}},
+            {"name": "small", "models": ["little"], "replicas": [small.url]},
+        ]
+        async with patient(pools=pools) as run:
+            data = sent(CHAT, body_of(CHAT, stream=False, model="large"))
+            await asks_and_leaves(run, data, lambda: small.requests)
+            again = asyncio.create_task(gets(run, data))
+            await left(run, 0)
+            go.set()
+            assert json.loads((await again)[2])["choices"][0]["message"]["content"] == "small"
+            assert [request.json["model"] for request in small.requests] == ["little"]
+
+
+async def test_a_request_that_continues_a_log_is_known_by_its_own_body(tmp_path: Path) -> None:
+    go = asyncio.Event()
+    turn = {"messages": [{"role": "user", "content": "hi"}]}
+    async with (
+        FakeReplica([answers("hello"), once(go, answers("now"))]) as replica,
+        patient(replica, state={"url": f"sqlite:///{tmp_path}/state.db"}) as run,
+    ):
+        _, headers, _ = await gets(run, sent(CHAT, body_of(CHAT, stream=False, **turn), b"Prompt-Log: keep"))
+        base = b'Prompt-Log: base="%b"' % told_in({"Prompt-Log": headers["prompt-log"]})["head"].encode()
+        data = sent(CHAT, body_of(CHAT, stream=False, **turn), base)
+        await asks_and_leaves(run, data, lambda: len(replica.requests) == 2)
+        again = asyncio.create_task(gets(run, data))
+        await left(run, 0)
+        go.set()
+        assert json.loads((await again)[2])["choices"][0]["message"]["content"] == "now"
+        assert [len(request.json["messages"]) for request in replica.requests] == [1, 3]
 
 
 async def test_a_translated_answer_is_adopted() -> None:
@@ -600,16 +643,21 @@ class Left(Abandonments):
 
 
 class UnreadReply(BytesReply):
-    """flowing: the client reads. gone: it has left."""
+    """flowing: the client reads. left: it is gone."""
 
-    flowing = gone = False
+    flowing = False
+    left = False
+
+    @property
+    def gone(self) -> bool:
+        return self.left
 
     @property
     def flows(self) -> bool:
         return self.flowing
 
     def end(self, last: bytes = b"") -> None:
-        if self.gone:
+        if self.left:
             raise ConnectionResetError
         super().end(last)
 
@@ -618,8 +666,8 @@ class UnreadReply(BytesReply):
 @pytest.mark.parametrize("flowing", [True, False])
 def test_an_answer_is_received_once_nothing_of_it_waits_in_the_gateway(flowing: bool) -> None:
     left_, inner = Left(), UnreadReply()
-    kept = KeptAnswer(KeptAnswers(left_, 1 << 20), _exchange(), 1)
-    reply, inner.flowing = kept.reply(inner), flowing
+    kept = KeptAnswer(KeptAnswers(left_, 1 << 20), _exchange())
+    reply, inner.flowing = kept.reply(inner, None), flowing
     reply.begin(200, b"", length=None, first=b"a")
     reply.end(b"b")
     assert kept.left(None) is not flowing
@@ -627,11 +675,21 @@ def test_an_answer_is_received_once_nothing_of_it_waits_in_the_gateway(flowing: 
 
 
 @uncompiled
+@pytest.mark.parametrize(("size", "gone", "kept"), [(AT_ONCE, False, False), (AT_ONCE, True, True), (AT_ONCE + 1, False, True)])
+def test_a_small_plain_answer_is_kept_only_for_a_client_that_has_left(size: int, gone: bool, kept: bool) -> None:
+    inner = UnreadReply()
+    answer, inner.left = KeptAnswer(KeptAnswers(Left(), 1 << 20), _exchange()), gone
+    reply = answer.reply(inner, size)
+    reply.begin(200, b"", length=size, first=b"x" * size)
+    assert (reply is not inner, answer.left(None)) == (kept, kept)
+
+
+@uncompiled
 def test_a_client_that_leaves_while_the_end_is_written_has_not_received_it() -> None:
     """Its connection says so later than the write that fails."""
     left_, inner = Left(), UnreadReply()
-    kept = KeptAnswer(KeptAnswers(left_, 1 << 20), _exchange(), 1)
-    reply, inner.gone = kept.reply(inner), True
+    kept = KeptAnswer(KeptAnswers(left_, 1 << 20), _exchange())
+    reply, inner.left = kept.reply(inner, None), True
     reply.begin(200, b"", length=None, first=b"a")
     reply.end(b"b")
     kept.close()
@@ -639,7 +697,9 @@ def test_a_client_that_leaves_while_the_end_is_written_has_not_received_it() -> 
 
 
 def _exchange() -> Exchange:
-    return Exchange(BytesRequest(b"{}", CHAT), DIALECTS[CHAT], new_record(None, CHAT, 0.0))
+    exchange = Exchange(BytesRequest(b"{}", CHAT), DIALECTS[CHAT], new_record(None, CHAT, 0.0))
+    exchange.api = ApiRequest("m", b"", "", stream=True, metered=True, body=b"{}")
+    return exchange
 
 
 # -- bounds

@@ -79,7 +79,7 @@ class Stage:
             return await answer.read()
 
     async def ask(self, engine: HangingEngine, body: dict[str, Any] | None = None) -> asyncio.Task[bytes]:
-        """A request that reaches this engine and waits there."""
+        """A request that reaches this engine, and is booked there or answered."""
         before = len(engine.requests)
         others = [state for state in self.run.gateway.fleet.replicas if state is not self.state(engine)]
         for state in others:
@@ -91,7 +91,7 @@ class Stage:
         for state in others:
             state.drained = False
             self.run.gateway.fleet._changed(state)
-        await eventually(lambda: self.run.gateway.router.ledger.of(engine.name).own_inflight)
+        await eventually(lambda: task.done() or self.run.gateway.router.ledger.of(engine.name).own_inflight)
         return task
 
     async def hang(self, engine: HangingEngine) -> None:
@@ -310,6 +310,16 @@ async def test_a_long_prefill_is_explained_by_its_prompt() -> None:
         one.works.clear()
         await stage.ask(one, {**STREAM, "messages": [{"role": "user", "content": "word " * 20_000}]})
         await stage.pass_s(300)
+        assert (stage.hung(one), one.checks) == ([False], 0)
+
+
+async def test_the_first_prompt_of_a_slow_engine_without_counters_may_take_half_an_hour() -> None:
+    """An agent's first prompt, at 7 tokens/s: a check would only wait behind it."""
+    one = HangingEngine(counts=False)
+    async with staged(one, warm=False) as stage:
+        one.works.clear()
+        await stage.ask(one, {**STREAM, "messages": [{"role": "user", "content": "word " * 8_000}]})
+        await stage.pass_s(600)
         assert (stage.hung(one), one.checks) == ([False], 0)
 
 

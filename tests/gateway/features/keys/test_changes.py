@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.commands.cli import main
@@ -174,7 +175,8 @@ async def test_the_database_keeps_what_operators_do_by_endpoint_and_by_command(
         await asked(run, "POST", f"/warmroute/keys/{id_}/rotate", {"grace_s": 60})
         await asked(run, "POST", "/warmroute/drain", {"name": name})
         await asked(run, "POST", "/warmroute/undrain", {"name": name})
-        await run.gateway.local.reload.take(run.gateway.config)
+        limits = msgspec.structs.replace(run.gateway.config.limits, keepalive_s=3.0)
+        await run.gateway.local.reload.take(msgspec.structs.replace(run.gateway.config, limits=limits))
         await asked(run, "DELETE", f"/warmroute/keys/{id_}")
         assert await asyncio.to_thread(main, ["keys", "create", "--tenant", "acme", "--budget-usd-day", "4", "--url", url]) == 0
         other = capsys.readouterr().out
@@ -194,12 +196,15 @@ async def test_the_database_keeps_what_operators_do_by_endpoint_and_by_command(
         ]
         assert rows[0]["details"] == {"body": {"tenant": "acme", "budget_usd_day": 1}, "id": id_}
         assert (rows[4]["details"], rows[4]["by"], rows[4]["client"]) == ({"body": {"name": name}}, "this machine", "127.0.0.1")
+        assert rows[6]["details"] == {"changed": ["limits.keepalive_s"]}
         assert (rows[8]["details"]["id"], "@" in rows[8]["by"]) == (other.split("-")[1], True)
         for secret in (key, other.strip()):
             assert secret.rpartition("-")[2] not in json.dumps(found)
         status, part = await asked(run, "GET", f"/warmroute/actions?before={rows[1]['time']!r}")
         assert (status, [row["action"] for row in part["actions"]]) == (200, ["POST /warmroute/keys"])
         assert (await asked(run, "GET", "/warmroute/actions?before=x"))[0] == 400
+    assert await asyncio.to_thread(main, ["keys", "list", "--url", url]) == 0
+    assert " of 5 " in capsys.readouterr().out, "today's budget, and what was credited"
     assert await asyncio.to_thread(main, ["keys", "actions", "--url", url]) == 0
     table = capsys.readouterr().out
     assert all(row["action"] in table for row in rows)

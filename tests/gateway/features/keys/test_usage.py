@@ -66,6 +66,16 @@ async def test_a_spent_budget_and_rate_can_be_read(tmp_path: Path) -> None:
         assert (status, found["day"]["left_usd"], found["requests_per_minute"]["left"]) == (200, 0, 0)
 
 
+async def test_a_lower_limit_is_shown_before_the_next_request(tmp_path: Path) -> None:
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
+        id_, key = await made(run, requests_per_minute=600)
+        assert (await run.post(headers=bearer(key)))[0] == 200
+        assert (await asked(run, "PATCH", f"/warmroute/keys/{id_}", {"requests_per_minute": 2}))[0] == 200
+        _, found = await usage(run, key)
+        assert found["requests_per_minute"]["limit"] == 2
+        assert found["requests_per_minute"]["left"] <= 2
+
+
 @pytest.mark.parametrize("headers", [{}, bearer("wr-guess"), {"X-Api-Key": "a", "Authorization": "Bearer b"}])
 async def test_nobody_else_reads_it(tmp_path: Path, headers: dict[str, str]) -> None:
     async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
