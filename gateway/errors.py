@@ -194,8 +194,8 @@ def shutting_down() -> GatewayError:
     return GatewayError(503, "shutting_down", "The gateway is shutting down. Retry the request.", retry_after_s=1)
 
 
-def no_replica(message: str, retry_after_s: int = RETRY_S, public: str | None = None) -> GatewayError:
-    return GatewayError(503, "no_replica_available", message, retry_after_s=retry_after_s, public=public)
+def no_replica(message: str, public: str) -> GatewayError:
+    return GatewayError(503, "no_replica_available", message, retry_after_s=RETRY_S, public=public)
 
 
 @mypyc_attr(native_class=False)  # compiled, a native class has no such base

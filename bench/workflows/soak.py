@@ -418,6 +418,7 @@ async def soak(options: argparse.Namespace, folder: Path) -> tuple[list[str], li
     async with service(chance) as url, aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(CLIENT_S)) as http:
         config = {
             "pools": [{"replicas": replicas.urls}],
+            "log_level": "warning",
             "state": {"url": f"sqlite:///{folder / 'state.sqlite'}", "ttl_s": 300},
             "workflows": {"directory": str(documents), "connectors": {"service": {"url": url}}},
         }

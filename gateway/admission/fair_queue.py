@@ -26,13 +26,13 @@ class Waiter(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Fair queue (see the module). Operations are O(1), except `last`: O(tenants in the queue)."""
+    """Fair queue (see the module). size: number of waiters. Operations are O(1), except `last`: O(tenants in the queue)."""
 
     def __init__(self) -> None:
         # priority -> tenant (next to be served first) -> its waiters, oldest first; no level or tenant is empty
         self._levels: dict[int, OrderedDict[str, OrderedDict[Waiter[T], None]]] = {}
         self._priorities: list[int] = []  # of the levels, ascending
-        self._size = 0
+        self.size = 0
 
     def add(self, waiter: Waiter[T]) -> None:
         """Append to its tenant's waiters; a tenant without waiters at this priority is served after all others."""
@@ -41,7 +41,7 @@ class FairQueue(Generic[T]):
             level = self._levels[waiter.priority] = OrderedDict()
             bisect.insort(self._priorities, waiter.priority)
         level.setdefault(waiter.tenant, OrderedDict())[waiter] = None
-        self._size += 1
+        self.size += 1
 
     def first(self) -> Waiter[T] | None:
         """The next waiter to be served."""
@@ -63,7 +63,7 @@ class FairQueue(Generic[T]):
         waiters = level.get(waiter.tenant)
         if waiters is None or waiter not in waiters:
             return False
-        self._size -= 1
+        self.size -= 1
         del waiters[waiter]
         if not waiters:
             del level[waiter.tenant]
@@ -121,7 +121,7 @@ class FairQueue(Generic[T]):
         return ahead + 1
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken. O(n)."""
@@ -133,7 +133,7 @@ class FairQueue(Generic[T]):
                 assert waiters
                 assert all(waiter.tenant == tenant and waiter.priority == priority for waiter in waiters)
                 size += len(waiters)
-        assert size == self._size
+        assert size == self.size
 
     def __repr__(self) -> str:
         levels = (

@@ -265,7 +265,7 @@ class Admission:
 
     def _dispatch(self) -> None:
         """Give free slots to waiters."""
-        while not self._full and (waiter := self._queue.first()):
+        while self._queue.size and not self._full and (waiter := self._queue.first()):
             if waiter.result.done():  # cancelled in this turn of the loop: keeps its tenant's turn
                 self._queue.remove(waiter)
                 continue

@@ -80,10 +80,10 @@ def warn_of_connections(config: Config, files: int | None = None) -> None:
         log.log(level, "limits.connections is more than the open files allow (ulimit -n)", extra=extra)
 
 
-def budget_bytes(config: Config, root: Path = Path("/")) -> int:
+def budget_bytes(config: Config) -> int:
     """Memory in bytes that this process's requests may hold: one worker's part of the gateway's budget."""
     mib = config.limits.inflight_mb
-    whole = mib << 20 if mib else memory_bytes(root) // _SHARE
+    whole = mib << 20 if mib else memory_bytes() // _SHARE
     return whole // processes_of(config)
 
 

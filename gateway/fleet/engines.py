@@ -41,49 +41,39 @@ Page = Mapping[str, Sequence[Sample]]
 
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
-    """One row of the table.
-
-    owner: `owned_by` in its model list. running, waiting: names of its gauges, or "". progress: names of metrics of which one
-    changes while it computes, and none while it hangs. rank: the label that distinguishes its
-    ranks. page_kv, answer_kv: read the size of its KV cache in tokens from its page, or from the JSON answer to one of
-    `inquiries` (paths, tried in turn). kv_metrics: names of the metrics that page_kv reads; a `Page` has only metrics of the
-    table. bounded: prefixes that leave the KV cache are lost; else its size is no bound. salts: it separates prefixes by
-    `cache_salt`. prewarms: it accepts `max_tokens: 0`, and generates nothing. lacks: dialects that it is known not to speak;
-    others are found out. partial: dialects whose answers lack fields that typed clients need; they are translated unless the
-    pool says otherwise. silent, zero: advice if it does not report cached tokens, or reports none for known prefixes.
-    counts_cached: its reports of cached tokens are reliable; else they are ignored. pages: it has pages about itself beside its
-    models. fragile: it crashes at unexpected requests, and serves one at a time; only these endpoints are used. plain_chat: it
-    takes only chat requests of texts, and streams in a form of its own (`translation/adaptation/`). one_conversation: its cache
-    holds only the last request. shares_inflight: prompts that arrive together compute a common prefix once; False: each
-    computes it, unless an earlier one has its first token; None: it is learned (`router/learning/inflight.py`). slots: a prefix
-    is in the slot of an ended request, which the next request takes. choices: it takes `structured_outputs: {choice}`.
-    """
+    """One row of the table: the signs of an engine, the names of its metrics, its abilities."""
 
     name: str
-    owner: str
-    running: str
-    waiting: str
-    rank: str
-    silent: str
-    zero: str
+    owner: str  # `owned_by` in its model list, or ""
+    running: str  # name of its gauge of running requests, or ""
+    waiting: str  # of waiting ones
+    rank: str  # the label that distinguishes its ranks
+    silent: str  # advice if it does not report cached tokens
+    zero: str  # advice if it reports none for known prefixes
+    # The size of its KV cache in tokens: from its page of metrics (a `Page` has only metrics of the table), or from the JSON
+    # answer to one of `inquiries`, which are tried in turn.
     page_kv: Callable[[Page, str], int | None] = lambda _page, _rank: None
-    kv_metrics: tuple[str, ...] = ()
-    progress: tuple[str, ...] = ()
+    kv_metrics: tuple[str, ...] = ()  # that page_kv reads
+    progress: tuple[str, ...] = ()  # metrics of which one changes while it computes, and none while it hangs
     answer_kv: Callable[[Any], int | None] = lambda _answer: None
-    inquiries: tuple[str, ...] = ()
-    bounded: bool = True
-    salts: bool = False
-    prewarms: bool = False
-    lacks: frozenset[str] = frozenset()
+    inquiries: tuple[str, ...] = ()  # paths
+    bounded: bool = True  # prefixes that leave the KV cache are lost; else its size is no bound
+    salts: bool = False  # it separates prefixes by `cache_salt`
+    prewarms: bool = False  # it accepts `max_tokens: 0`, and generates nothing
+    lacks: frozenset[str] = frozenset()  # dialects that it is known not to speak; others are found out
+    # Dialects whose answers lack fields that typed clients need: they are translated, unless the pool says otherwise.
     partial: frozenset[str] = frozenset()
-    counts_cached: bool = True
-    pages: bool = True
+    counts_cached: bool = True  # its reports of cached tokens are reliable; else they are ignored
+    pages: bool = True  # it has pages about itself beside its models
+    # It crashes at unexpected requests, and serves one at a time: only these endpoints are used.
     fragile: frozenset[tuple[str, str]] | None = None
-    plain_chat: bool = False
-    one_conversation: bool = False
+    plain_chat: bool = False  # it takes only chat of texts, and streams in a form of its own (`translation/adaptation/`)
+    one_conversation: bool = False  # its cache holds only the last request
+    # True: prompts that arrive together compute a common prefix once. False: each computes it, unless an earlier one has its
+    # first token. None: it is learned (`router/learning/inflight.py`).
     shares_inflight: bool | None = None
-    slots: bool = False
-    choices: bool = False
+    slots: bool = False  # a prefix is in the slot of an ended request, which the next request takes
+    choices: bool = False  # it takes `structured_outputs: {choice}`
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,9 @@ from gateway.config.aliases import Aliases
 from gateway.dialects.api_request import ApiRequest, router_prompt
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.json_edits import Edit, read_object
-from gateway.dialects.json_structure import MAX_STRUCTURE, exceeds, too_complex
+from gateway.dialects.json_structure import exceeds, too_complex
 from gateway.dialects.models.rename import rename
 from gateway.dialects.prompt.outline import Outliner
-from gateway.dialects.responses.conversation import ConversationFields, parse_fields
-from gateway.dialects.responses.create_message import CreateMessage, created
-from gateway.dialects.responses.items import input_items, listed, picked
-from gateway.dialects.responses.references import Reference, references_in
 from gateway.dialects.table import Dialects
 from gateway.errors import GatewayError
 from gateway.parser import wire
@@ -42,7 +38,6 @@ _MEMORY_PER_BYTE: Final = 12
 _DIALECTS: Final = Dialects()
 _OUTLINER: Final = Outliner(2048, 1 << 14)  # each request of a conversation repeats its turns: a few MiB
 Operation = Callable[..., tuple[Any, ...]]
-MAX_ITEM_VALUES: Final = 4 * MAX_STRUCTURE  # of several stored turns, each with fewer than MAX_STRUCTURE values
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -129,56 +124,13 @@ def _continue(body: bytes, name: str, text: str, tokens: int) -> tuple[str, list
     return continuation.request(body, text, tokens)
 
 
-def _create(body: bytes) -> CreateMessage:
-    if exceeds(body):
-        raise too_complex()
-    return created(body)
-
-
 def _members(body: bytes) -> tuple[dict[str, tuple[int, int]], int]:
     members = read_object(body)
     return members.spans, members.end
 
 
-def _references(body: bytes) -> tuple[list[Reference]]:
-    return (references_in(body),)
-
-
-def _conversation_fields(body: bytes) -> ConversationFields:
-    if exceeds(body):
-        raise too_complex()
-    return parse_fields(body)
-
-
-def _pick(joined: bytes, ids: list[str], places: dict[str, int]) -> tuple[dict[str, bytes]]:
-    _require_items(joined)
-    return (picked(joined, set(ids), places),)
-
-
-def _list(joined: bytes, most: int) -> tuple[list[tuple[str, bytes]] | None]:
-    _require_items(joined)
-    return (listed(joined, most),)
-
-
-def _page(joined: bytes, ids: list[str], sizes: list[int], query: dict[str, str]) -> tuple[bytes]:
-    _require_items(joined)
-    return (input_items(joined, ids, sizes, query),)
-
-
-def _require_items(joined: bytes) -> None:
-    if exceeds(joined, MAX_ITEM_VALUES):
-        text = f"It has more than {MAX_ITEM_VALUES:,} JSON values: too many to be read at once."
-        raise GatewayError(413, "too_large", text)
-
-
 _OPERATIONS: Final[Mapping[str, Operation]] = {
     wire.PARSE: _parse,
     wire.CONTINUE: _continue,
-    wire.CREATE: _create,
     wire.MEMBERS: _members,
-    wire.REFERENCES: _references,
-    wire.CONVERSATION: _conversation_fields,
-    wire.PICK: _pick,
-    wire.LIST: _list,
-    wire.PAGE: _page,
 }

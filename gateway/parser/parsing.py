@@ -29,8 +29,6 @@ from gateway.dialects.json_edits import Edit, Members, apply, pieces, read_objec
 from gateway.dialects.json_structure import is_quick, signs
 from gateway.dialects.models.rename import rename
 from gateway.dialects.prompt.outline import Outliner
-from gateway.dialects.responses.create_message import CreateMessage, created
-from gateway.dialects.responses.references import Reference, references_in
 from gateway.parser import wire
 from gateway.parser.process import ParserProcess
 from gateway.turns import Turns, turns_of
@@ -44,7 +42,7 @@ MAX_PARTS: Final = 8192  # of a prompt built in the loop: three per message, two
 OUTLINED_INLINE_BYTES: Final = 1 << 17  # of a body whose prompt is outlined in the loop: 10 ms, if nothing is cached
 _COPIED_AT_ONCE: Final = 1 << 20
 _CONTINUED_INLINE_BYTES: Final = 1 << 15  # of a body whose continuation is built in the event loop
-_SCANNED_INLINE_BYTES: Final = 1 << 17  # of a body whose members or references are found in the event loop
+_SCANNED_INLINE_BYTES: Final = 1 << 17  # of a body that is scanned in the event loop
 
 
 class Parsing:
@@ -118,31 +116,15 @@ class Parsing:
             return None
         return b"" if verdict == COMPLETE else await edited(body, edits)
 
-    async def created(self, message: bytes, client: str = "") -> tuple[CreateMessage, bytes]:
-        """A message of Responses' WebSocket mode: its parsed fields, and the body of its request. client: as for `parse`.
-
-        Raises GatewayError 400 if it is no request, and the errors of `parse`.
-        """
-        if self.is_quick(message, client):
-            found = await self.turns.take(partial(created, message), client)
-        else:
-            found = CreateMessage(*await self.process.run((wire.CREATE,), message, client))
-        return found, await edited(message, found.edits)
-
     async def members(self, body: bytes, client: str = "") -> Members:
         """The positions of the members of a valid JSON object. client: as for `parse`. Raises the errors of `parse`."""
-        if len(body) <= (SMALL_BYTES if self.turns.exceeds_share(client) else _SCANNED_INLINE_BYTES):
+        if self.scans_at_once(body, client):
             return await self.turns.take(partial(read_object, body), client)
         return Members(body, *await self.process.run((wire.MEMBERS,), body, client))
 
-    async def references(self, body: bytes, client: str = "") -> list[Reference]:
-        """The references to stored items in a body. client: as for `parse`. Raises GatewayError 400, and the errors of
-        `parse`.
-        """
-        if len(body) <= (SMALL_BYTES if self.turns.exceeds_share(client) else _SCANNED_INLINE_BYTES):
-            return await self.turns.take(partial(references_in, body), client)
-        (found,) = await self.process.run((wire.REFERENCES,), body, client)
-        return list(found)
+    def scans_at_once(self, body: bytes, client: str) -> bool:
+        """True if the event loop may scan this body of the client for members."""
+        return len(body) <= (SMALL_BYTES if self.turns.exceeds_share(client) else _SCANNED_INLINE_BYTES)
 
     def is_quick(self, raw: bytes, client: str) -> bool:
         """True if the event loop may parse this JSON text of the client."""

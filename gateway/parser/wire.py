@@ -25,14 +25,7 @@ RESULT: Final = struct.Struct("<I")
 
 PARSE: Final = "parse"  # dialect, block_bytes, block_tokens, scope, aliases, outlined -> the fields of `ParsedBody`
 CONTINUE: Final = "continue"  # dialect, text, tokens -> verdict, edits (Continuation.request)
-CREATE: Final = "create"  # a message of a WebSocket -> the fields of `CreateMessage`
 MEMBERS: Final = "members"  # -> spans, end (json_edits.Members)
-REFERENCES: Final = "references"  # -> a list (responses.references)
-CONVERSATION: Final = "conversation"  # -> the fields of `ConversationFields` (responses.conversation)
-# Operations on items, joined by commas.
-PICK: Final = "pick"  # ids, places -> items by id (responses.items.picked)
-LIST: Final = "list"  # most -> a list of (id, item), or None (responses.items.listed)
-PAGE: Final = "page"  # ids, sizes, query -> a page (responses.items.input_items)
 
 DONE: Final = "done"
 REFUSED: Final = "refused"  # with a GatewayError for the client

@@ -33,11 +33,10 @@ class InflationError(GatewayError):
 
 class AnswerInflater:
     """Inflates one answer, piece by piece: gzip in any number of members, zlib, deflate without a header, and plain bytes
-    under a wrong head. most: bytes of a piece. Raises InflationError, because other replicas would only compute the same again.
+    under a wrong head. Raises InflationError, because other replicas would only compute the same again.
     """
 
-    def __init__(self, most: int = MOST) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._members = 0
         self._begin = b""
         self._stream: zlib._Decompress | None = None
@@ -58,7 +57,7 @@ class AnswerInflater:
         return self._inflated(data)
 
     def _inflated(self, data: bytes) -> bytes:
-        made, left = list[bytes](), self._most
+        made, left = list[bytes](), MOST
         while data:
             assert self._stream is not None
             try:
@@ -67,7 +66,7 @@ class AnswerInflater:
                 raise _unreadable("its compression is broken") from error
             left -= len(made[-1])
             if left < 0 or self._stream.unconsumed_tail:
-                raise _unreadable(f"a compressed answer becomes more than {self._most} bytes")
+                raise _unreadable(f"a compressed answer becomes more than {MOST} bytes")
             data = self._stream.unused_data
             if len(data) >= len(_GZIP) and not data.startswith(_GZIP):
                 self._over = True  # some writers pad the end

@@ -67,11 +67,9 @@ class Access:
         """True if the request is an operator's. O(1) if its head is cached."""
         return self.shows_key(request) if self._key else is_direct(request)
 
-    def shows_key(self, request: ClientRequest, *, bearer: bool = False) -> bool:
-        """True if the request carries the admin key; False if there is none. bearer: also accept `Authorization: Bearer KEY`,
-        which under /v1/ is for the replicas.
-        """
-        return _same(_given(request, bearer=bearer), self._key)
+    def shows_key(self, request: ClientRequest) -> bool:
+        """True if the request carries the admin key; False if there is none. Under /v1/ `Authorization` is for the replicas."""
+        return _same(_given(request, bearer=False), self._key)
 
     def require_operator(self, request: ClientRequest, *, reads: bool) -> None:
         """Check a request to an operator endpoint on the admin listener. reads: the read-only key suffices. Raises GatewayError

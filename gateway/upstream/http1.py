@@ -31,8 +31,8 @@ _SIZES: Final = {b"%x\r\n" % size: size for size in range(4096)}
 _CR: Final = 0x0D
 _LF: Final = 0x0A
 _LENGTH: Final = re.compile(rb"[0-9]{1,15}")
+_USUAL_DIGITS: Final = 12
 # A replica's heads differ in their length and, once a second, in their date: parsed heads are cached without the length.
-_LENGTH_LINE: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,15})(?=\r\n)")
 _MAX_CACHED_BYTES: Final = 2048
 
 SWITCHING: Final = 101
@@ -297,10 +297,12 @@ def chunked_body() -> AnswerParser:
 
 def parse_head(data: bytes, *, bodiless: bool = False) -> AnswerHead:
     """The parsed head. data: a head including its empty line. bodiless: it answers a HEAD. Raises FramingError."""
-    if not bodiless and len(data) <= _MAX_CACHED_BYTES and (found := _LENGTH_LINE.search(data)):
-        fields = _parse_cached(data[: found.start()] + data[found.end() :])
-        if not fields.lengths and not fields.codings and fields.status >= 200 and fields.status not in _BODILESS:
-            return AnswerHead(fields, int(found[1]), chunked=False)
+    if not bodiless and len(data) <= _MAX_CACHED_BYTES:
+        rest, known = split_length(data)
+        if known >= 0:
+            fields = _parse_cached(rest)
+            if not fields.lengths and not fields.codings and fields.status >= 200 and fields.status not in _BODILESS:
+                return AnswerHead(fields, known, chunked=False)
     fields = _parse_cached(data) if len(data) <= _MAX_CACHED_BYTES else _parse(data)
     length, chunked = _body_of(fields.lengths, fields.codings, fields.http11)
     if fields.status == SWITCHING:
@@ -308,6 +310,19 @@ def parse_head(data: bytes, *, bodiless: bool = False) -> AnswerHead:
     if bodiless or fields.status in _BODILESS or fields.status < 200:
         length, chunked = 0, False
     return AnswerHead(fields, length, chunked=chunked)
+
+
+def split_length(head: bytes) -> tuple[bytes, int]:
+    """A head without the line of its Content-Length, and that length. The head and -1 if it has none, or unusual ones, which
+    the parser of the head reads. (`partition` takes half the time of a regular expression.)
+    """
+    before, name, rest = head.partition(b"\r\nContent-Length: ")
+    if not name:
+        before, name, rest = head.partition(b"\r\ncontent-length: ")
+    value, end, after = rest.partition(b"\r\n")
+    if len(value) > _USUAL_DIGITS or not value.isdigit():
+        return head, -1
+    return before + end + after, int(value)
 
 
 def _parse(data: bytes) -> AnswerFields:

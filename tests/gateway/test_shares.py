@@ -17,7 +17,7 @@ import pytest
 from gateway.core import Surroundings
 from gateway.dialects.anthropic.messages import Messages
 from gateway.dialects.openai.generations import ChatBody
-from gateway.features.histories.items import StoredItems
+from gateway.features.histories.items import CONVERSATION, REFERENCES, StoredItems
 from gateway.features.translation.forms import OPERATION, TranslatedForm
 from gateway.parser import wire
 from gateway.parser.parsing import MAX_PARTS, SMALL_BYTES, Parsing
@@ -74,12 +74,13 @@ class RecordedProcess(ParserProcess):
         self.ran.append(arguments[0])
         if arguments[0] == OPERATION:
             raise NotImplementedError
-        return {wire.MEMBERS: ({}, 0), wire.REFERENCES: ([],), wire.CONVERSATION: (b"{}", None)}[arguments[0]]
+        return {wire.MEMBERS: ({}, 0), REFERENCES: ([],), CONVERSATION: (b"{}", None)}[arguments[0]]
 
 
 async def test_bodies_of_a_client_beyond_its_share_are_read_elsewhere() -> None:
     process = RecordedProcess()
     parsing, api = Parsing(process, 256, 16), ChatBody()
+    stored = StoredItems(parsing)
     large = chat(TEXT)
     assert parsing.at_once(api, large, client="a")
     parsing.turns.charge("a", A_YEAR)
@@ -88,9 +89,9 @@ async def test_bodies_of_a_client_beyond_its_share_are_read_elsewhere() -> None:
     assert parsing.at_once(api, chat(), client="a")
     for client in ("a", "b"):
         await parsing.members(large, client)
-        await parsing.references(large, client)
-        await StoredItems(parsing).conversation_fields(b'{"metadata":{}}' + b" " * SMALL_BYTES, client)
-        assert process.ran == [wire.MEMBERS, wire.REFERENCES, wire.CONVERSATION], "the other client's are read in the loop"
+        await stored.references(large, client)
+        await stored.conversation_fields(b'{"metadata":{}}' + b" " * SMALL_BYTES, client)
+        assert process.ran == [wire.MEMBERS, REFERENCES, CONVERSATION], "the other client's are read in the loop"
 
 
 @pytest.mark.parametrize("free", [True, False])

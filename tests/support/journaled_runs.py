@@ -18,7 +18,7 @@ from gateway.features.workflows.running.run_order import RunOrder, RunServices
 from tests.support.in_memory import BytesRequest
 
 ALLOWANCE = RunAllowance(max_calls=1 << 20, max_output_tokens=1 << 30)
-USAGE = CallUsage(100, 50, 3, 0.25)
+USAGE = CallUsage(100, 50, 3, 0.25, "r")
 
 
 class MemoryJournal(RunJournal):

@@ -30,6 +30,12 @@ def is_id(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and 0 < len(value) <= MAX_ID_CHARS and value.isprintable()
 
 
+def is_reference(item: Mapping[str, Any]) -> bool:
+    """True for an input item that refers to a stored one."""
+    kind = item.get("type")
+    return kind == "item_reference" or (kind is None and "role" not in item and "id" in item)
+
+
 def refers(body: Mapping[str, Any]) -> str:
     """The id of the response, or of the conversation, that a request continues; "" without one."""
     conversation = body.get("conversation")

@@ -16,7 +16,7 @@ from gateway.dialects.prompt.canonical import CanonicalPrompt, to_json, without
 from gateway.dialects.prompt.chat import REASONING
 from gateway.dialects.prompt.content import add_content, part_bytes
 from gateway.dialects.prompt.head import head_parts
-from gateway.dialects.responses.references import is_reference
+from gateway.dialects.responses.ids import is_reference
 from gateway.errors import bad_request
 
 _ASSISTANT: Final = "assistant"

@@ -16,10 +16,8 @@ from typing import Final
 from gateway.fleet.engines import Facts
 from router.load import Lease, ReplicaLoad
 
-FLOOR_S: Final = 5.0  # a shorter silence is never a sign
-FIRST_FLOOR_S: Final = (
-    60.0  # the same for a replica that has computed nothing yet: engines compile kernels at their first requests
-)
+FLOOR_S: Final = 5.0  # a shorter silence shows nothing
+FIRST_FLOOR_S: Final = 60.0  # the same before its first answer: engines compile kernels at their first requests
 DOUBT: Final = 4.0  # times the expected prefill
 DOUBT_CACHED: Final = 2.0  # times the prefill of the whole prompt, if nothing of it is cached
 SLOW_RATE: Final = 100.0  # tokens of prefill per second of a replica whose rate is unknown: a small machine without a GPU

@@ -234,15 +234,7 @@ class Histories:
         assert self.store is not None
         store = await (self.store.get_soon() if turn.log is not None else self.store.get())
         if turn.log is not None and (names := turn.log.named(found.output)) is not None:
-            log_turn = turn.log
-            expires_at = await store.put_turn(
-                replace(stored, log=names, request_id=log_turn.request_id),
-                log_turn.framed,
-                log_turn.ttl_s,
-                log_turn.move,
-                log_turn.also,
-            )
-            log_turn.ended("kept", expires_at)
+            await turn.log.put(store, replace(stored, log=names, request_id=turn.log.request_id))
             return True
         kept = await store.put(stored, items)
         if not kept:

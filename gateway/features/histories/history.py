@@ -15,8 +15,8 @@ import orjson
 
 from gateway.dialects.json_edits import Edit, Members
 from gateway.dialects.responses.ids import MAX_ID_CHARS, is_id
-from gateway.dialects.responses.references import Reference, replaced
 from gateway.errors import bad_request
+from gateway.features.histories.references import Reference, replaced
 
 PREVIOUS: Final = "previous_response_id"
 CONVERSATION: Final = "conversation"

@@ -16,15 +16,15 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection, and_, delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from gateway.dialects.responses.items import picked as picked_of
-from gateway.dialects.responses.items import place_of
+from gateway.features.histories.item_forms import picked as picked_of
+from gateway.features.histories.item_forms import place_of
 from gateway.features.histories.records import HistoryTooLargeError
 from gateway.features.histories.tables import conversations, items, names, responses
 
 _IDS_PER_STATEMENT: Final = 500
 
 Pick = Callable[[bytes, Collection[str], Mapping[str, int]], Awaitable[dict[str, bytes]]]
-"""`responses/items.py: picked`, in this process or, for long contents, in the parser process."""
+"""`item_forms.py: picked`, in this process or, for long contents, in the parser process."""
 
 
 async def pick_in_process(joined: bytes, ids: Collection[str], places: Mapping[str, int]) -> dict[str, bytes]:

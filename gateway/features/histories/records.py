@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from gateway.database.failures import StoreError
-from gateway.dialects.responses.conversation import ConversationFields
+from gateway.features.histories.conversation_fields import ConversationFields
+from gateway.features.histories.references import Reference
 
 # Statuses of a stored response.
 QUEUED: Final = "queued"
@@ -40,6 +41,15 @@ class TurnNames:
 
 
 NO_NAMES: Final = TurnNames()
+
+
+@dataclass(frozen=True, slots=True)
+class TurnOutline:
+    """A turn without its contents. input_size, output_size: their bytes."""
+
+    log: TurnNames
+    input_size: int
+    output_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,3 +224,4 @@ class ItemReader(Protocol):
     async def conversation_fields(self, body: bytes, client: str) -> ConversationFields: ...
     async def listed(self, joined: bytes, max_items: int, client: str) -> list[tuple[str, bytes]] | None: ...
     async def input_items(self, turns: Sequence[tuple[str, bytes, bytes]], query: Mapping[str, str], client: str) -> bytes: ...
+    async def references(self, body: bytes, client: str) -> list[Reference]: ...

@@ -52,12 +52,13 @@ class TurnStore(RefStore):
         ttl_s: float = 0.0,
         move: RefMove | None = None,
         also: Callable[[Connection, str], None] | None = None,
+        late_s: float = 0.0,
     ) -> float:
         """Stores a turn, or renews an equal one; it is durable when this returns. Returns its expiry in Unix seconds.
 
         frame: to be stored with it; b"": none. ttl_s: its lifetime; 0: the longest. move: of a ref, to its head. also: further
-        work in the same transaction, with the turn's id. Raises UnknownObjectError if its parent does not exist, or another
-        response has its id.
+        work in the same transaction, with the turn's id. late_s: another longest wait; 0: that of an answer. Raises
+        UnknownObjectError if its parent does not exist, or another response has its id.
         """
         now = self._clock()
 
@@ -80,11 +81,12 @@ class TurnStore(RefStore):
                 also(connection, turn.id)
             return expires_at
 
+        late_s = late_s or self.late_s
         try:
-            async with asyncio.timeout(self.late_s):
+            async with asyncio.timeout(late_s):
                 return await self._database.write(work)
         except TimeoutError:
-            raise StoreFailed(f"the database took longer than {self.late_s:g} s") from None
+            raise StoreFailed(f"the database took longer than {late_s:g} s") from None
 
     async def turns_at(self, owner: str, head: str) -> Sequence[FoundTurn]:
         """The turns of an owner with this head, or with this input head, the newest first. Raises UnknownObjectError or
@@ -115,7 +117,7 @@ class TurnStore(RefStore):
         this head.
         """
         ended, begun = ([turn.id for turn in turns if turn.at_input is at_input] for at_input in (False, True))
-        query = {"owner": owner, "head": head, "ended": ended, "begun": begun, "now": self._clock()}
+        query = {"owner": owner, "head": head, "ended": ended, "begun": begun, "here": ended + begun, "now": self._clock()}
 
         def work(connection: Connection) -> Sequence[Any]:
             return connection.execute(_NEXT, query).all()
@@ -236,7 +238,7 @@ def _next() -> Any:
     mine = and_(responses.c.owner == bindparam("owner"), unexpired(bindparam("now")))
     answers = select(*columns).where(mine, responses.c.input_head != "", responses.c.input_head == bindparam("head"))
     sides: Any = [bindparam(name, expanding=True) for name in ("ended", "begun")]
-    its_id = or_(*(responses.c.id.in_(ids) for ids in sides))
+    its_id = responses.c.id.in_(bindparam("here", expanding=True))  # with two lists SQLite would read all of the owner's turns
     trees = select(responses.c.root).where(responses.c.owner == bindparam("owner"), its_id)
     after = [and_(responses.c.parent.in_(ids), responses.c.after_input == side) for side, ids in enumerate(sides)]
     later = select(*columns).where(mine, responses.c.root.in_(trees), or_(*after), responses.c.head != "")

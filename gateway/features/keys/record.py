@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct, field, json
 from msgspec.structs import asdict, replace
 
+from gateway.accounting.money import DOLLAR
 from gateway.config.addresses import shown
 from gateway.config.hints import EXPECTED, READ
 from gateway.config.kinds import Dollars, Positive, unix_time
@@ -28,7 +29,6 @@ from gateway.server.actions import OperatorAction
 
 MAX_CREDITS: Final = 62  # days
 MAX_GRACE_S: Final = 30 * 86_400.0  # longest validity of an old secret after a rotation
-DOLLAR: Final = 10**12  # picodollars; equal to `accounting/money.py`, which this layer must not import
 _NAME: Final = re.compile(r"[!#-&(-~]([ !#-&(-~]{0,62}[!#-&(-~])?")  # printable ASCII except quotes
 _TIME: Final = "a date, a date with time such as 2026-10-07T16:00:00Z,"
 

@@ -1,4 +1,6 @@
-"""Names of large bodies, and their parts of logs, as operations of the parser process."""
+"""Work of the parser process for the prompt log: the names and the own turn of a body, pages of stored logs, differences of two
+logs, requests that append. Pure.
+"""
 
 from __future__ import annotations
 

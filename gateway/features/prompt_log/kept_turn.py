@@ -131,8 +131,7 @@ class TurnKeeper:
         """Stores a turn with its answer; it is durable if it has an expiry then. Raises NoNameError."""
         row = turn.row(self._owner, self._clock(), answer, status)
         try:
-            store = await self._store.get_soon()
-            turn.ended("kept", await store.put_turn(row, turn.framed, turn.ttl_s, turn.move, turn.also))
+            await turn.put(await self._store.get_soon(), row)
         except StoreFullError:
             turn.ended("full")
         except StoreError as error:

@@ -19,9 +19,9 @@ import orjson
 from gateway.admission.memory import LARGE_BODY
 from gateway.database.failures import StoreFailed
 from gateway.dialects.responses.ids import MAX_ID_CHARS, is_id
-from gateway.dialects.responses.items import Paging, page, require_includes
 from gateway.errors import GatewayError, bad_request
 from gateway.features.histories.histories import Histories, expired_error, full, unavailable
+from gateway.features.histories.item_forms import Paging, page, require_includes
 from gateway.features.histories.records import (
     RUNNING,
     TURN,

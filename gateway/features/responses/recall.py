@@ -167,7 +167,7 @@ class Recall:
     async def _resolve(self, request: ClientRequest, history: History, turn: Turn, caller: Caller) -> None:
         """Replaces references to items by the items."""
         client = request.lease.account.client
-        references = await self._parsing.references(history.members.raw, client)
+        references = await self._histories.reader.references(history.members.raw, client)
         ids = list(dict.fromkeys(id_ for _, _, id_ in references))
         max_bytes = self._max_bytes - sum(map(len, turn.before))
         items = await self._histories.items(owner(request, caller), ids, max_bytes, charge_to(request), client)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import parse_qsl
 
-from gateway.dialects.responses.items import MAX_FIELDS
 from gateway.errors import GatewayError, bad_request
+from gateway.features.histories.item_forms import MAX_FIELDS
 
 MAX_DIGITS: Final = 15  # in an event's number
 

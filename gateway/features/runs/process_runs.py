@@ -22,13 +22,16 @@ log = logging.getLogger("warmroute.state")
 
 TICK_S: Final = 1.0
 RENEW_S: Final = 10.0
+ALIVE_S: Final = 60.0  # lifetime of a stored run after a renewal; allows for a slow database and clock differences
 CLOSE_S: Final = 5.0
 
 
 class ProcessRun(Protocol):
-    """task: serves its request; None: before its start."""
+    """A run of this process."""
 
-    task: asyncio.Task[None] | None
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """Serves its request; None: before its start."""
 
 
 R = TypeVar("R", bound=ProcessRun)

@@ -8,7 +8,7 @@ While the store does not answer, an end waits in its task, and the run still cou
 owner, a share per address (`places.py`).
 
 A shutdown waits for runs as for requests; unfinished runs then fail. A killed process cannot report: its runs fail when they
-have not been renewed for `stored_runs.ALIVE_S`.
+have not been renewed for `process_runs.ALIVE_S`.
 """
 
 from __future__ import annotations

@@ -24,10 +24,10 @@ from gateway.features.histories.records import CANCELLED, FAILED, IN_PROGRESS, Q
 from gateway.features.histories.sizes import StoredSizes, change, release
 from gateway.features.histories.tables import responses
 from gateway.features.histories.turns import TurnStore
+from gateway.features.runs.process_runs import ALIVE_S
 from gateway.features.runs.run_format import RESTARTED, RunFailure, RunFormat
 from gateway.features.runs.tables import runs
 
-ALIVE_S: Final = 60.0  # lifetime after a renewal; allows for a slow database and clock differences
 _ENDS_PER_STEP: Final = 100
 
 

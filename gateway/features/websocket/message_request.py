@@ -19,9 +19,9 @@ from gateway.admission.memory import MemoryLease
 from gateway.dialects.events.sse import data_of
 from gateway.dialects.excerpt import excerpt
 from gateway.dialects.openai.errors import error_of
-from gateway.dialects.responses.create_message import CreateMessage, prewarm_events
 from gateway.errors import GatewayError
 from gateway.features.histories.recent import ConnectionResponses, Lane
+from gateway.features.websocket.create_message import CreateMessage, prewarm_events
 from gateway.features.websocket.frames import text_frame
 from gateway.features.websocket.message_socket import MessageSocket
 from gateway.request.client import REQUEST_ID_HEADER, Caller, ClientReply, ClientRequest, Headers

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from functools import partial
 from typing import Final
 
 from gateway.admission.cors import require_origin
@@ -26,12 +27,13 @@ from gateway.admission.memory import LARGE_BODY, MemoryLease, parsing
 from gateway.config.live import Live
 from gateway.errors import GatewayError, bad_request, internal_error, shutting_down
 from gateway.features.histories.recent import ConnectionResponses, RecentResponses
+from gateway.features.websocket.create_message import OPERATION, CreateMessage, created
 from gateway.features.websocket.frames import GOING_AWAY, text_frame
 from gateway.features.websocket.handshake import accept_head
 from gateway.features.websocket.message_request import MessageRequest, SocketOpening, message_of
 from gateway.features.websocket.message_socket import Message, MessageSocket
 from gateway.features.websocket.takeover import UpgradedReply
-from gateway.parser.parsing import Parsing
+from gateway.parser.parsing import Parsing, edited
 from gateway.request.lifecycle import Lifecycle
 from gateway.request.running import RunningRequests
 from gateway.server.http.request import HttpRequest
@@ -126,11 +128,20 @@ class SocketConversation:
             raise message.refusal
         data, message.data, lease = message.data, b"", message.lease
         if len(data) < LARGE_BODY:
-            found, body = await self._server.parsing.created(data, lease.account.client)
+            found, body = await self._created(data, lease.account.client)
         else:
             with parsing(lease, len(data)):
-                found, body = await self._server.parsing.created(data, lease.account.client)
+                found, body = await self._created(data, lease.account.client)
         request.put(body, found, self._responses)
+
+    async def _created(self, message: bytes, client: str) -> tuple[CreateMessage, bytes]:
+        """The parsed fields of a message, and the body of its request. Raises GatewayError 400, 413, 500 or 503."""
+        parser = self._server.parsing
+        if parser.is_quick(message, client):
+            found = await parser.turns.take(partial(created, message), client)
+        else:
+            found = CreateMessage(*await parser.process.run((OPERATION,), message, client))
+        return found, await edited(message, found.edits)
 
     def _put(self, request: MessageRequest) -> None:
         """Raises GatewayError 429 or 503."""

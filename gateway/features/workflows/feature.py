@@ -75,7 +75,7 @@ class WorkflowEndpoint:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._used.wait()
-        await self.api.background.run(at_once=unfinished)
+        await self.api.background.watch(at_once=unfinished)
 
     @property
     def api(self) -> WorkflowApi:

@@ -19,6 +19,7 @@ from urllib.parse import unquote, unquote_to_bytes
 from gateway.errors import GatewayError, bad_request, head_too_large, line_too_long
 from gateway.request.client import Caller
 from gateway.server.http.inflate import CODINGS
+from gateway.upstream.http1 import split_length
 
 MAX_HEAD_BYTES: Final = 64 << 10  # request line and headers
 MAX_LINE_BYTES: Final = 8190  # the request line
@@ -37,7 +38,6 @@ _HEAD: Final = re.compile(rb"(%s) (%s) HTTP/1\.([01])\r\n((?:%s:%s\r\n)*+)\r\n" 
 _FIELD: Final = re.compile(rb"([^:]++):([^\r]*+)\r\n")
 _OTHER_VERSION: Final = re.compile(rb"%s %s(?: HTTP/[0-9]\.[0-9])?\r\n" % (_METHOD, _TARGET))
 _BEGIN: Final = re.compile(rb"[A-Z]{1,7}+(?: |\Z)")
-_LENGTH_LINE: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,12})(?=\r\n)")
 _LENGTH: Final = re.compile(rb"[0-9]{1,12}")
 _ABSOLUTE: Final = re.compile(r"https?://[^/?#]*(.*)", re.IGNORECASE)
 _ONCE: Final = frozenset(
@@ -167,16 +167,13 @@ def read_head(data: bytes) -> RequestStart | None:
     if end == 3:
         check_begin(data)
         return None
-    known = data[:end]
-    found = _LENGTH_LINE.search(known)
-    if found:
-        known = known[: found.start()] + known[found.end() :]
+    known, length = split_length(data[:end])
     head = _cached(known) if len(known) <= CACHED_BYTES else _parse(known)
-    if not found:
+    if length < 0:
         return RequestStart(head, max(head.length, 0), end)
     if head.length >= 0 or head.chunked:
         raise _two_framings(chunked=head.chunked)
-    return RequestStart(head, int(found[1]), end)
+    return RequestStart(head, length, end)
 
 
 def check_begin(data: bytes | bytearray) -> None:

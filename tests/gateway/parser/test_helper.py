@@ -18,7 +18,6 @@ from gateway.dialects.json_edits import apply
 from gateway.dialects.json_structure import MAX_STRUCTURE
 from gateway.dialects.openai.continuation_request import continue_body
 from gateway.dialects.openai.request import CHAT, COMPLETION
-from gateway.dialects.responses.items import input_items, listed, picked
 from gateway.dialects.responses.responses import Responses
 from gateway.dialects.table import OTHER, Dialects
 from gateway.errors import GatewayError
@@ -149,29 +148,6 @@ def test_a_continuation_is_the_same_as_in_the_loop() -> None:
     status, verdict, edits = result((wire.CONTINUE, CHAT, "Well", 2), raw)
     assert (status, verdict) == (wire.DONE, ASK)
     assert (verdict, edits) == continue_body(CHAT, raw, "Well", 2)
-
-
-def test_items_are_picked_as_in_the_loop() -> None:
-    items = b'{"id":"a"},{"id":"b","n":[1]},{"role":"user"}'
-    found = result((wire.PICK, ["b", "never"], {"x": 2, "y": 3}), items)
-    assert found == (wire.DONE, picked(items, {"b", "never"}, {"x": 2, "y": 3}))
-    assert found[1] == {"b": b'{"id":"b","n":[1]}', "x": b'{"role":"user"}'}
-
-
-def test_items_are_listed_as_in_the_loop() -> None:
-    items = b'{"id":"a","type":"reasoning"},{"id":"b","content":"x"}'
-    assert result((wire.LIST, 2), items) == (wire.DONE, listed(items, 2))
-    assert result((wire.LIST, 1), items) == (wire.DONE, None)
-    arguments = ["r"], [len(items), 0], {"limit": "1", "order": "asc"}
-    assert result((wire.PAGE, *arguments), items) == (wire.DONE, input_items(items, *arguments))
-    after = result((wire.PAGE, ["r"], [len(items), 0], {"after": "never"}), items)
-    assert (after[:2], after[4]) == ((wire.REFUSED, 400), "after")
-
-
-def test_items_of_too_many_values_are_refused_before_they_are_built() -> None:
-    items = b'{"id":"a","x":[%b0]}' % (b"0," * helper.MAX_ITEM_VALUES)
-    for job in ((wire.PICK, ["a"], {}), (wire.LIST, 5), (wire.PAGE, ["r"], [len(items), 0], {})):
-        assert result(job, items)[:3] == (wire.REFUSED, 413, "too_large")
 
 
 def test_a_bug_is_reported_to_the_parent() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.upstream.http1 import MAX_CHUNK_LINE, MAX_HEAD_BYTES, AnswerParser, FramingError, lines, parse_head
+from gateway.upstream.http1 import MAX_CHUNK_LINE, MAX_HEAD_BYTES, AnswerParser, FramingError, lines, parse_head, split_length
 from scripts.fuzzing.answers import TOKENS, Outcome, Refused, check, invent, read, simply
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -32,6 +32,24 @@ def body_of(data: bytes, **options: bool) -> tuple[int, bytes, bytes, bool]:
 
 
 # -- what is understood
+
+
+@pytest.mark.parametrize("name", [b"Content-Length", b"content-length"])
+@pytest.mark.parametrize("before", [b"", b"A: b\r\n"])
+@pytest.mark.parametrize("after", [b"", b"C: d\r\n"])
+def test_heads_that_differ_only_in_their_length_are_one_head(name: bytes, before: bytes, after: bytes) -> None:
+    head = OK + before + name + b": 104\r\n" + after + b"\r\n"
+    assert split_length(head) == (OK + before + after + b"\r\n", 104)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"Content-length: 1\r\n", b"Content-Length:1\r\n", b"X-Content-Length: 1\r\n", b"X: Content-Length: 1\r\n"]
+    + [b"Content-Length: %b\r\n" % value for value in (b"", b"+1", b"1 ", b"1, 1", b"0x1", b"\xd9\xa1", b"1" * 13)],
+)
+def test_unusual_lengths_stay_in_the_head(line: bytes) -> None:
+    head = OK + line + b"\r\n"
+    assert split_length(head) == (head, -1)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The generations of this process that belong to tokens.
 
     start ──► a task: claims the token in the store ──► the lifecycle of any request ──► the turn is stored: the token has ended
+                        │                                                            ├── the store is late: it is tried again
                         └── it is another's now: nothing is generated                └── there is none: the token is free again
     every TICK_S: a token that was stopped or taken over elsewhere, or whose key was revoked, ends its generation
     every RENEW_S: the generations are alive
@@ -16,7 +17,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.core import Core
-from gateway.database.failures import StoreFailed
+from gateway.database.failures import StoreError, StoreFailed
 from gateway.dialects.api_request import ApiRequest
 from gateway.errors import GatewayError, over_budget, shutting_down
 from gateway.features.histories.lazy import LazyStore
@@ -37,11 +38,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("warmroute.state")
 
 MAX_UNKEPT: Final = 1000
-_WITHDRAWALS: Final = 5  # of a token, while the store does not answer
+_TRIES: Final = 5  # to store a late turn, and to free a token, while the store does not answer
 
 
 class OnceRuns(ProcessRuns[OnceRun]):
-    """The generations of one process (see the module), by their tokens."""
+    """The generations of one process (see the module), by their tokens. pause_s: between two attempts to end one in the store,
+    while that does not answer.
+    """
 
     unsynchronized = "tokens cannot be compared with the store"
 
@@ -55,6 +58,7 @@ class OnceRuns(ProcessRuns[OnceRun]):
         self._unkept: dict[TokenKey, OnceRun] = {}  # ended, whole, and only in the log
         self._begun = 0
         self._closing = False
+        self.pause_s = TICK_S
 
     @property
     def places(self) -> RunPlaces:
@@ -149,6 +153,8 @@ class OnceRuns(ProcessRuns[OnceRun]):
         key, client = run.key, request.lease.account.client
         try:
             if not run.kept:
+                await self._store_late(run)
+            if not run.kept:
                 await self._withdraw(run)
         finally:
             request.lease.close()
@@ -160,18 +166,35 @@ class OnceRuns(ProcessRuns[OnceRun]):
             run.finish(complete=False)
             run.ended.set()
 
+    async def _store_late(self, run: OnceRun) -> None:
+        """Stores the turn of an answer that has gone out without it, because the store was late or failed: else another process
+        would generate it again.
+        """
+        turn = run.turn
+        for _ in range(_TRIES):
+            if turn is None or turn.put_later is None or run.stopped is not None or self._closing:
+                return
+            try:
+                turn.expires_at = await turn.put_later()
+            except StoreFailed:
+                await asyncio.sleep(self.pause_s)
+            except StoreError:
+                return
+            else:
+                return
+
     async def _withdraw(self, run: OnceRun) -> None:
         """Frees its token. If the store does not answer, that happens when the runner seems dead."""
         if isinstance(run.claimed.result(), bool) and not run.claimed.result():
             return
-        for _ in range(_WITHDRAWALS):
+        for _ in range(_TRIES):
             try:
                 await (await self.open()).withdraw(run.key, run.id)
             except StoreFailed as failure:
                 log.warning("a token is not free before its runner seems dead", extra={"reason": str(failure)})
                 if self._closing:
                     return
-                await asyncio.sleep(TICK_S)
+                await asyncio.sleep(self.pause_s)
             else:
                 return
 

@@ -24,8 +24,8 @@ from gateway.database.database import Database
 from gateway.database.driver import SQLITE
 from gateway.features.histories.tables import responses
 from gateway.features.prompt_log.once.tables import once
+from gateway.features.runs.process_runs import ALIVE_S
 
-ALIVE_S: Final = 60.0  # lifetime after a renewal; allows for a slow database and clock differences
 TOKEN_S: Final = 86_400.0  # a token is kept for a day
 STOPPED_S: Final = 60.0  # a stopped token is remembered; longer than a wait for another process
 MAX_TOKENS: Final = 10_000  # of an owner

@@ -29,8 +29,8 @@ from gateway.features.histories.records import StoreFullError
 from gateway.features.runs.beginning import places_full
 from gateway.features.runs.event_log import Logs
 from gateway.features.runs.places import RunPlaces
+from gateway.features.runs.process_runs import TICK_S, ProcessRuns
 from gateway.features.runs.runs import Runs
-from gateway.features.runs.watching import WatchedRuns
 from gateway.features.workflows.background.background_run import BackgroundRun
 from gateway.features.workflows.background.journal import RETRY_S, StoredRunJournal
 from gateway.features.workflows.background.stored_run import (
@@ -64,10 +64,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("warmroute.workflows")
 
-TICK_S: Final = 1.0
-RENEW_S: Final = 10.0
 LOOK_S: Final = 5.0
-CLOSE_S: Final = 5.0
 MAX_ADOPTIONS: Final = 3
 MAX_WITHDRAWN: Final = 1000
 _ADOPTED_AT_ONCE: Final = 10
@@ -79,14 +76,14 @@ INTERRUPTED: Final = {
 }
 
 
-class BackgroundRuns:
-    """The runs of one process (see the module). watched: runs of other processes."""
+class BackgroundRuns(ProcessRuns[BackgroundRun]):
+    """The runs of one process (see the module)."""
+
+    unsynchronized = "background runs of workflows cannot be compared with the store"
 
     def __init__(self, core: Core, services: RunServices, recent: RecentRuns) -> None:
-        self.runner = uuid4().hex
-        self.watched = WatchedRuns()
         runs = core.part(Runs)  # of the same feature as the store
-        self.logs = runs.logs if runs is not None else Logs()
+        super().__init__(runs.logs if runs is not None else Logs(), core.clock)
         self._places = runs.places if runs is not None else RunPlaces(0, 0)
         self._state: LazyStore[Any] | None = core.part(LazyStore)
         self._core = core
@@ -94,15 +91,11 @@ class BackgroundRuns:
         self._recent = recent
         self._metrics = core.metrics.of(WorkflowsMetrics)
         self._store: WorkflowRunStore | None = None
-        self._runs: dict[RunKey, BackgroundRun] = {}
         self._withdrawn = dict[RunKey, None]()  # in order
         self._closing = False
-        self._renewed = self._looked = -LOOK_S
+        self._looked = -LOOK_S
         self._notices = Notices(core.clock, most=1)
         core.work.finishes.append(self.close)
-
-    def __len__(self) -> int:
-        return len(self._runs)
 
     @property
     def on(self) -> bool:
@@ -250,23 +243,21 @@ class BackgroundRuns:
 
     # -- the other processes
 
-    async def run(self, *, at_once: bool) -> None:
+    async def watch(self, *, at_once: bool) -> None:
         """Compares the runs with the store, and adopts runs of gateways that have stopped, until cancelled. at_once: the store
         may have such runs; else it is opened by the first request that needs it.
         """
         while self._state is not None:
             if at_once or self._state.is_open:
                 try:
-                    await self._synchronize(await self.open())
+                    await self._synchronize()
                 except StoreFailed as failure:
-                    text = "background runs of workflows cannot be compared with the store"
-                    self._notices.say("store", log.warning, text, {"reason": str(failure)})
+                    self._notices.say("store", log.warning, self.unsynchronized, {"reason": str(failure)})
             self.logs.expire(self._core.clock())
             await asyncio.sleep(TICK_S)
 
-    async def _synchronize(self, store: WorkflowRunStore) -> None:
-        """Raises StoreFailed."""
-        mine, now = list(self._runs.values()), self._core.clock()
+    async def _synchronize(self) -> None:
+        store, mine, now = await self.open(), list(self._runs.values()), self._core.clock()
         if mine:
             running = await store.running_of(self.runner)
             for one in mine:
@@ -274,9 +265,7 @@ class BackgroundRuns:
                     one.release()
                 elif running[one.key]:
                     one.run.cancel()
-            if now - self._renewed >= RENEW_S:
-                self._renewed = now
-                await store.renew(self.runner, [one.key for one in mine])
+            await self._renew(lambda: store.renew(self.runner, [one.key for one in mine]))
         await self._delete_withdrawn(store)
         if theirs := self.watched.keys():
             self.watched.end_missing(await store.running_among(theirs), theirs)
@@ -335,13 +324,7 @@ class BackgroundRuns:
         """Releases all runs. Idempotent."""
         self._closing = True
         mine = list(self._runs.values())
-        for one in mine:
-            one.release()
-        if tasks := [one.task for one in mine]:
-            _, late = await asyncio.wait(tasks, timeout=CLOSE_S)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await self._end_all(BackgroundRun.release)
         released = [one.key for one in mine if one.released]
         if self._store is not None and (released or self._withdrawn):
             try:
@@ -349,6 +332,3 @@ class BackgroundRuns:
                 await self._delete_withdrawn(self._store)
             except StoreFailed as failure:
                 log.warning("runs are not handed over before they seem dead", extra={"reason": str(failure)})
-
-    def __repr__(self) -> str:
-        return f"<BackgroundRuns {len(self._runs)} here, {len(self.watched)} watched>"

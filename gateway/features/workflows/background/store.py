@@ -18,6 +18,7 @@ from sqlalchemy import Connection, Select, and_, delete, insert, or_, select, tu
 from gateway.database.database import Database
 from gateway.features.histories.sizes import StoredSizes, change
 from gateway.features.histories.tables import ROW
+from gateway.features.runs.process_runs import ALIVE_S
 from gateway.features.workflows.background.stored_run import (
     DELETED,
     LIVE,
@@ -30,7 +31,6 @@ from gateway.features.workflows.background.stored_run import (
 from gateway.features.workflows.background.tables import workflow_keys, workflow_runs, workflow_steps
 from gateway.features.workflows.running.recorded import RunProgress
 
-ALIVE_S: Final = 60.0  # lifetime after a renewal; allows for a slow database and clock differences
 KEY_S: Final = 86_400.0  # of an Idempotency-Key, and of the row of a deleted run
 _ROWS_PER_STEP: Final = 100
 _COLUMNS: Final = tuple(StoredRun.__slots__)

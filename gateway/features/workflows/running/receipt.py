@@ -112,7 +112,8 @@ def _shared_within(node: _Node, piece: bytes) -> float:
 
 
 class Receipt:
-    """The usage of a run, over all attempts of all its steps. wasted: tokens of answers that are in no result.
+    """The usage of a run, over all attempts of all its steps. calls: that replicas were asked for. wasted: tokens of answers
+    that are in no result.
 
     The cached tokens of a killed call are predicted. If it and another call with its prefix were sent at once, the engine may
     have computed the prefix for either. The other one then reports more cached tokens than were predicted for it: so many were
@@ -126,8 +127,8 @@ class Receipt:
         self.cost_usd = 0.0
 
     def count(self, usage: CallUsage) -> None:
-        """An attempt has ended."""
-        self.calls += 1
+        """An attempt has ended. It is no call if no replica was asked: its key is over its rate, say."""
+        self.calls += bool(usage.replica)
         self.prompt += usage.prompt_tokens
         self.cached += usage.cached_tokens
         self.completion += usage.completion_tokens

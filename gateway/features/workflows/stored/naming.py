@@ -83,10 +83,13 @@ class WorkflowNames:
         return await self._stored.put(_owner(exchange), workflow)
 
     async def delete(self, name: str, exchange: Exchange) -> dict[str, Any]:
-        """Delete a stored workflow. Raises GatewayError 400, 403, 404 or 503."""
+        """Delete a stored workflow. Raises GatewayError 400, 403, 404, 409 or 503."""
         grant = exchange.caller.grant
         _require_allowed(grant, name)
         if not (WORKFLOW_NAME.fullmatch(name) and await self._stored.delete(_owner(exchange), name)):
+            if self._library.find(name) is not None:
+                text = f"The workflow {name!r} is the operator's, which only the operator can remove."
+                raise GatewayError(409, "workflow_exists", text, param="name")
             raise self._unknown(name, grant)
         return {"name": name, "object": "workflow", "deleted": True}
 
@@ -94,7 +97,10 @@ class WorkflowNames:
         return self._stored.on and version != 0 and WORKFLOW_NAME.fullmatch(name) is not None
 
     def _unknown(self, reference: str, grant: Rights | None) -> GatewayError:
-        hint = self._library.suggestion(reference.partition("@")[0], grant)
+        name = reference.partition("@")[0]
+        hint = self._library.suggestion(name, grant)
+        if name != reference and self._library.find(name) is not None:
+            hint = f"{name!r} is the operator's, and has no versions"
         text = f"There is no workflow {reference[:80]!r}; {hint}"
         return GatewayError(404, "workflow_not_found", text, param="workflow")
 

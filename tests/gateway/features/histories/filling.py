@@ -29,6 +29,7 @@ async def fill(url: str, seed: str, most: int) -> int:
     database, clock, chance = Database(url, TABLES), Clock(), random.Random(seed)
     await database.open()
     store = RunStore(database, TTL_S, clock, ResponseRuns(), StoredSizes(100 * most, most))
+    store.late_s = 60
     refusals, heads = 0, list[str]()
     try:
         for number in range(STEPS):

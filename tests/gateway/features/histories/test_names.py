@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from gateway.dialects.responses.items import name_at, place_of
+from gateway.features.histories.item_forms import name_at, place_of
 from gateway.features.histories.names import locate, read
 from gateway.features.histories.purging import TOMBSTONE_S
 from gateway.features.histories.records import HistoryTooLargeError, Item, StoredConversation, StoredResponse

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import sqlite3
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, event, text
 
 from gateway.database.database import Database
 from gateway.features.histories.records import (
     ExpiredObjectError,
     FoundTurn,
+    RefMove,
     StoredResponse,
     StoreFullError,
     TurnNames,
@@ -21,7 +26,7 @@ from gateway.features.histories.tables import TABLES
 from gateway.features.histories.turns import MAX_FOUND
 from gateway.features.responses.background.response_runs import ResponseRuns
 from gateway.features.runs.stored_runs import RunStore
-from tests.gateway.features.histories.conftest import TTL_S, Clock, opened, response
+from tests.gateway.features.histories.conftest import TTL_S, Clock, file_url, opened, response
 from tests.gateway.features.histories.test_sizes import agrees, bounded
 
 FRAME = b'{"tools": [1]}'
@@ -217,3 +222,34 @@ async def test_a_large_tree_is_deleted_in_steps(url: str) -> None:
     assert database.writes - before == 4  # 2, 2, 1 and the named turn
     await agrees(store)
     await store.close()
+
+
+async def test_no_statement_reads_all_turns_of_an_owner(tmp_path: Path) -> None:
+    """An owner may have a million."""
+    statements = list[tuple[str, Any]]()
+
+    def note(_connection: Any, _cursor: Any, statement: str, values: Any, *_more: Any) -> None:
+        statements.append((statement, values))
+
+    path = tmp_path / "a.sqlite"
+    async with opened(file_url(path)) as store:
+        event.listen(Engine, "before_cursor_execute", note)
+        try:
+            await store.put_turn(turn("turn_1", head="a"), FRAME, 10.0, RefMove("main", [""]))
+            await store.put_turn(turn("turn_2", "turn_1", head="b"), ttl_s=10.0)
+            await store.chain("o", "turn_2", 10_000)
+            await store.outline("o", "turn_2", 10_000)
+            await store.going_on("o", "a", await store.turns_at("o", "a"))
+            await store.issuers_at("o", ["a", "b"])
+            await store.turn_with_id("o", "turn_1")
+            await store.frame("o", "pf1_a", "chat")
+            await store.name_responses("o", {"turn_1": turn("turn_1", head="a").log})
+            await store.set_ref("o", "main", "b", (await store.ref("o", "main")).head)
+            await store.delete_turns("o", "b", tree=True)
+        finally:
+            event.remove(Engine, "before_cursor_execute", note)
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        asked = [each for each in statements if each[0].startswith(("SELECT", "WITH", "UPDATE", "DELETE"))]
+        steps = [row[3] for each in asked for row in file.execute(f"explain query plan {each[0]}", each[1])]
+    assert len(asked) > 15
+    assert [step for step in steps if re.search(r"SCAN warmroute|warmroute_(responses|names)\b.*\(owner=\?\)$", step)] == []

@@ -28,6 +28,7 @@ from gateway.request.record import SettledRequest
 from gateway.server.endpoints import ADMIN, side_runner
 from tests.gateway.conftest import BODY, Running, eventually, listening, running
 from tests.gateway.features.workers.conftest import star
+from tests.support.compiled import uncompiled
 from tests.support.fakes import FakeReplica, answers, models, status, streams
 from tests.support.in_memory import BytesRequest
 
@@ -164,6 +165,7 @@ async def test_a_request_that_its_client_has_left_runs_unattended() -> None:
         assert len(one.requests) == 1
 
 
+@uncompiled
 def test_of_a_flood_of_waiting_requests_the_oldest_have_rows() -> None:
     def made(number: int, *, queued: bool) -> Exchange:
         exchange = Exchange(BytesRequest(b"{}", CHAT), DIALECTS[CHAT], SettledRequest(f"r-{number}", CHAT, float(number)))

@@ -528,6 +528,7 @@ async def test_a_stream_that_breaks_off_is_generated_anew(tmp_path: Path) -> Non
 async def test_an_answer_that_cannot_be_kept_is_held_in_memory(stream: bool, tmp_path: Path) -> None:
     async with FakeReplica([both(CHAT)]) as replica, running(replica, **kept_in(tmp_path)) as run:
         await asked(run, CHAT, "keep", [NOW])
+        run.gateway[OnceRuns].pause_s = 0.01
         with sqlite3.connect(tmp_path / "state.db") as file:
             file.execute("alter table warmroute_responses rename to gone")
         code, told, raw = await asked(run, CHAT, ONCE, [USER], stream=stream)
@@ -655,6 +656,33 @@ async def test_another_gateway_waits_for_the_end_and_has_the_answer(path: str, t
         assert (code, also, text_of(path, raw, stream=False)) == (200, 200, "hello")
         assert (again["head"], again["repeated"], len(replica.requests)) == (told["head"], True, 1)
         assert results(await other.metrics()) == {"repeated": 1}
+
+
+@pytest.mark.parametrize("path", FORMS)
+async def test_a_turn_that_is_stored_after_its_answer_ends_its_token(path: str, tmp_path: Path) -> None:
+    """The store is late, so the answer says that it is not kept. It is generated once all the same."""
+    hold, state = asyncio.Event(), kept_in(tmp_path)
+
+    async def slow(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        await hold.wait()
+        await both(path)(request, writer)
+
+    async with (
+        FakeReplica([in_turn(slow, both(path))]) as replica,
+        running(replica, late_s=0.05, **state) as one,
+        running(replica, **state) as other,
+    ):
+        first = asyncio.create_task(asked(one, path, ONCE, [USER], stream=True))
+        await eventually(lambda: replica.requests)
+        with contextlib.closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as file:
+            file.execute("begin immediate")
+            await asked(one, path, "keep", [NOW])  # its turn waits for the lock, and the next one for this one
+            hold.set()
+            code, told, _ = await first
+        assert (code, told["kept"]) == (200, False)
+        code, told, raw = await asked(other, path, ONCE, [USER])
+        assert (code, told["kept"], told["repeated"], text_of(path, raw, stream=False)) == (200, True, True, "hello")
+        assert len(replica.requests) == 2
 
 
 async def test_a_generation_that_runs_for_long_elsewhere_is_conflict(tmp_path: Path) -> None:

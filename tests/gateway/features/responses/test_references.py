@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.dialects.responses.items import name_at
+from gateway.features.histories.item_forms import name_at
 from gateway.parser.parsing import INLINE_BYTES
 from tests.gateway.conftest import eventually, running
 from tests.gateway.features.responses.test_recall import ask, kept_in, replica, texts

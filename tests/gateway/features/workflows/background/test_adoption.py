@@ -18,9 +18,9 @@ import pytest
 from gateway.app import compose
 from gateway.commands.demo.processes import listening_url
 from gateway.core import Surroundings
+from gateway.features.runs.process_runs import ALIVE_S
 from gateway.features.runs.runs import Runs
 from gateway.features.workflows.background.runs import MAX_ADOPTIONS
-from gateway.features.workflows.background.store import ALIVE_S
 from gateway.features.workflows.feature import WorkflowEndpoint
 from gateway.features.workflows.metrics import WorkflowsMetrics
 from gateway.server.endpoints import clients_runner

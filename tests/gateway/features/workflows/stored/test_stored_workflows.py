@@ -155,6 +155,14 @@ async def test_names_and_versions_that_do_not_exist(tmp_path: Path, reference: s
         assert scripted.cache.calls == 0
 
 
+async def test_those_of_the_operator_are_not_deleted_and_have_no_versions(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, run):
+        assert code(await asked(run, "DELETE", f"{PATH}/support")) == (409, "workflow_exists", "name")
+        message = (await asked(run, "GET", f"{PATH}/support@1"))[1]["error"]["message"]
+        assert message == "There is no workflow 'support@1'; 'support' is the operator's, and has no versions"
+        assert [each["name"] for each in (await asked(run, "GET", PATH))[1]["data"]] == ["support"]
+
+
 async def test_two_tenants_do_not_see_each_other(tmp_path: Path) -> None:
     async with served(tmp_path, keys=True) as (scripted, run):
         headers = [bearer((await made(run, tenant=tenant))[1]) for tenant in ("acme", "acme", "globex")]

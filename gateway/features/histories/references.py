@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.json_edits import Edit, read_list, read_object
-from gateway.dialects.responses.ids import MAX_ID_CHARS, is_id
+from gateway.dialects.responses.ids import MAX_ID_CHARS, is_id, is_reference
 from gateway.errors import bad_request
 
 MAX_REFERENCES: Final = 1000  # in one request
@@ -19,11 +19,6 @@ _LONGEST: Final = 4096  # bytes of a reference: an id of MAX_ID_CHARS with escap
 
 Reference = tuple[int, int, str]
 """(start, end, id)"""
-
-
-def is_reference(item: Mapping[str, Any]) -> bool:
-    kind = item.get("type")
-    return kind == "item_reference" or (kind is None and "role" not in item and "id" in item)
 
 
 def references_in(body: bytes) -> list[Reference]:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from gateway.dialects.json_edits import apply, read_object
-from gateway.dialects.responses.references import MAX_REFERENCES, references_in
 from gateway.dialects.responses.responses import Responses
 from gateway.errors import GatewayError
 from gateway.features.histories.history import History, written_out
+from gateway.features.histories.references import MAX_REFERENCES, references_in
 
 MESSAGE = {"role": "user", "content": "hi"}
 

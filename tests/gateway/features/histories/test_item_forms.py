@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.responses.items import picked
+from gateway.features.histories.item_forms import picked
 
 
 def joined(*items: Any) -> bytes:

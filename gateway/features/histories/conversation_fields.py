@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from gateway.dialects.responses.ids import MAX_ID_CHARS
-from gateway.dialects.responses.items import shown, too_deep
 from gateway.errors import bad_request
+from gateway.features.histories.item_forms import shown, too_deep
 
 MAX_ADDED: Final = 20  # items in one request
 MAX_PAIRS: Final = 16  # entries of metadata

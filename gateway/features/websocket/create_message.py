@@ -21,10 +21,12 @@ import orjson
 from gateway.dialects.events.named import ERRORS, name_of
 from gateway.dialects.events.sse import data_of
 from gateway.dialects.json_edits import Edit, Members, read_object
+from gateway.dialects.json_structure import exceeds, too_complex
 from gateway.dialects.responses.stream import QUIET
 from gateway.errors import GatewayError, bad_request
 
 CREATE: Final = "response.create"
+OPERATION: Final = "websocket.create"  # `create_bounded`, of the parser process
 
 LEAST_OUTPUT: Final = b"16"  # tokens: OpenAI's minimum
 _OWN: Final = ("type", "stream_id", "generate")
@@ -46,6 +48,13 @@ class CreateMessage(NamedTuple):
     refers: bool
     warms: bool
     edits: list[Edit]
+
+
+def create_bounded(raw: bytes) -> CreateMessage:
+    """`created` for the parser process. Also raises GatewayError 413."""
+    if exceeds(raw):
+        raise too_complex()
+    return created(raw)
 
 
 def created(raw: bytes) -> CreateMessage:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dialects.json_edits import apply
-from gateway.dialects.responses.create_message import created
 from gateway.errors import GatewayError
+from gateway.features.websocket.create_message import created
 
 OWN = {"type", "stream_id", "generate"}
 VALUES = st.recursive(
