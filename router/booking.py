@@ -46,7 +46,7 @@ class Booking:
     reserved: bytes of the index reserved for the credit. unseen: units of the prompt that the lease's replica may hold of the
     session beyond the match (`learning/sessions.py`). moves: number of moves by another router. lead: of the lease for
     which the request is to wait before it is sent, or None (`leading.py`). beside: of the lease that computes
-    a part of its match while it is sent, or None.
+    a part of its match while it is sent, or has computed it just before, or None.
     """
 
     __slots__ = (

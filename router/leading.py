@@ -36,10 +36,11 @@ LOOK: Final = 64  # leases that are looked at; a waiting one shows its own leade
 
 class Lead:
     """The lease for which another one waits, as it was then. most_s: limit for its first token. after_s: limit from its first
-    token to its end, for engines with slots; else 0. tokens: of the match, that it computes.
+    token to its end, for engines with slots; else 0. tokens: of the match, that it computes. awaited: the other one was sent at
+    its first token.
     """
 
-    __slots__ = ("_moves", "after_s", "lease", "most_s", "tokens")
+    __slots__ = ("_moves", "after_s", "awaited", "lease", "most_s", "tokens")
 
     def __init__(self, lease: Lease, tokens: int, most_s: float, after_s: float) -> None:
         self.lease = lease
@@ -47,6 +48,7 @@ class Lead:
         self.tokens = tokens
         self.most_s = most_s
         self.after_s = after_s
+        self.awaited = False
 
     @property
     def lost(self) -> bool:

@@ -190,7 +190,7 @@ class Router(Owner):
         known, slots = replica.shares_inflight, replica.slots
         if known:
             self._inflight.pop(replica.name, None)
-        elif (before := self._inflight.get(replica.name)) is None or (before.known, before.slots) != (known, slots):
+        elif (before := self._inflight.get(replica.name)) is None or before.kind != (known, slots):
             self._inflight[replica.name] = InflightSharing(known=known, slots=slots)
 
     def doubt(self, names: Set[str]) -> None:
@@ -320,8 +320,10 @@ class Router(Owner):
 
     def release(self, booking: Booking, now: float) -> None:
         """See Booking.release."""
-        lost = booking.lead is not None and booking.lead.lost
-        booking.lead = None
+        lead, booking.lead = booking.lead, None
+        lost = lead is not None and lead.lost
+        if lead is not None and lead.computed and not lead.after_s:
+            lead.awaited, booking.beside = True, lead  # the cached tokens will show if it was found
         booking.lease.release(now)
         if not lost:
             self._credit(booking)
@@ -492,14 +494,14 @@ class Router(Owner):
             booking.beside = lead
 
     def _learn_sharing(self, booking: Booking, cached: int) -> None:
-        """Learn how much of a prefix was found that another request computed when this one was sent, once the replica has
-        reported a hit. cached: as reported.
+        """Learn how much of a prefix was found that another request computed when this one was sent, or just before, once the
+        replica has reported a hit. cached: as reported.
         """
         lead, inflight = booking.beside, self._inflight.get(booking.lease.replica)
         evidence = self._evidence[booking.lease.replica]
         if lead is not None and inflight is not None and lead.computed and not lead.lease.silent and evidence.hits:
             before = booking.decision.best.matched_tokens - lead.tokens
-            inflight.learn(lead.tokens, min(max(0, cached - before), lead.tokens))
+            inflight.learn(lead.tokens, min(max(0, cached - before), lead.tokens), awaited=lead.awaited)
 
     def _creditable(self, booking: Booking) -> BlockKeys:
         """The keys of the part of the prompt that the booking's replica can hold, by the estimated tokens."""

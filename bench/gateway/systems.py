@@ -290,10 +290,11 @@ def _await_answers(process: subprocess.Popen[bytes], port: int, command: Sequenc
 
 def _generates() -> Callable[[int], bool]:
     body = next(Requests(2000, 0)).partition(b"\r\n\r\n")[2]
-    return lambda port: _good(port, "POST", "/v1/chat/completions", body)
+    return lambda port: good(port, "POST", "/v1/chat/completions", body)
 
 
-def _good(port: int, method: str, path: str, body: bytes | None) -> bool:
+def good(port: int, method: str, path: str, body: bytes | None) -> bool:
+    """True if the answer is 200."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         connection.request(method, path, body, {"Content-Type": "application/json"})

@@ -1,10 +1,11 @@
 """Sub-agents that begin at once with one cold head: what is computed, and how long they wait.
 
-    python -m bench.router.bursts [--out bench/reports]
+    python -m bench.router.bursts [--live] [--before FOLDER] [--out bench/reports]
 
 Every burst has a head of its own, which no replica holds; its requests arrive within 10 ms, each with a task of its own behind
 the head. Rows: the gateway's policy as it is, the same without waiting for a lead (`router/leading.py`), and the rules of other
-routers, on the same state, over engines that share prefixes in flight and over engines that do not.
+routers, on the same state, over engines that share prefixes in flight and over engines that do not. --live: also through real
+gateways to simulated replicas (`bench/agents/bursts.py`). --before: the sources of an earlier version, for --live.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.agents import bursts as live_bursts
 from bench.measure.machine import REPORTS, commit
 from gateway.config.schema import RoutingConfig
 from router import Router
@@ -88,12 +90,29 @@ def report(seed: int) -> Iterator[str]:
         yield ""
 
 
+def live(before: Path | None, seed: int) -> Iterator[str]:
+    replicas = f"{live_bursts.REPLICAS} `warmroute replica --engine sim` of {live_bursts.RATE:,} tokens/s"
+    yield "## Real programs\n"
+    yield (
+        f"By `--live --before FOLDER`. {replicas}, one prefill after the other, and {live_bursts.ROUNDS} bursts through each"
+        " gateway, in turns. *llamacpp*: `--slots`, so that a prefix is found when its request has ended, and Warmroute is told"
+        " that it is llama.cpp. *warmroute*: prefixes in flight are shared. All replicas are idle before a burst, so a head on"
+        " each costs tokens, and little time.\n"
+    )
+    yield "| engine | agents | gateway | computed tokens | TTFT mean s | longest |"
+    yield "|---|--:|---|--:|--:|--:|"
+    yield from live_bursts.rows(before, seed)
+    yield ""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What cold bursts cost.")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=REPORTS)
+    parser.add_argument("--live", action="store_true", help="also through real gateways")
+    parser.add_argument("--before", type=Path, metavar="FOLDER", help="the sources of an earlier version, for --live")
     options = parser.parse_args()
-    text = "\n".join(report(options.seed))
+    text = "\n".join([*report(options.seed), *(live(options.before, options.seed) if options.live else ())])
     (options.out / "bursts.md").write_text(text, "utf-8")
     print(text)
 

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import os
 import ssl
+import stat
 from typing import Final
 
 from gateway.config.parse import ConfigError, Problem
@@ -67,6 +68,9 @@ def context_of(config: ListenerTlsConfig) -> ssl.SSLContext:
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     try:
+        for path in filter(None, (config.cert_file, config.key_file)):
+            if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe or a device might never end
+                raise ValueError(f"{path} is no regular file")
         # Without a password function OpenSSL would ask for one on the terminal.
         context.load_cert_chain(config.cert_file, config.key_file or None, password=lambda: "")
     except (OSError, ValueError) as error:

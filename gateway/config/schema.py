@@ -313,7 +313,7 @@ class TimeoutConfig(ConfigSection, frozen=True):
             "Longest silence of a replica before the first token: queue and prefill, and all of the generation if it is not"
             " streamed."
         ),
-    ] = 600.0
+    ] = 1800.0
     idle_s: Annotated[
         Seconds, about("Longest silence after the first token; also how long a client may leave an answer unread.")
     ] = 120.0

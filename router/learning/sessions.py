@@ -86,8 +86,9 @@ class Share:
 
 
 class ClientShares:
-    """Shares by client. A client without reports has the median of the others, once there are QUORUM of them: so no single
-    client changes the expectations of others. Beyond MAX_CLIENTS the least recently reported one is forgotten.
+    """Shares by client. A client without reports has the median of the others, once there are QUORUM of them: a single
+    client moves it no further than to the next share of another one. Beyond MAX_CLIENTS the least recently reported one is
+    forgotten.
     """
 
     __slots__ = ("_clients", "median")

@@ -93,7 +93,7 @@ def _fate_of_stream(question: Question, body: bytes) -> Fate:
     *events, done, rest = body.split(b"\n\n")
     if done != b"data: [DONE]" or rest:
         return Fate(LOST, f"the stream ends with {body[-100:]!r}")
-    parsed = [json.loads(event.removeprefix(b"data: ")) for event in events]
+    parsed = [json.loads(event.removeprefix(b"data: ")) for event in events if not event.startswith(b":")]
     choices = [choice for event in parsed for choice in event.get("choices", ())]
     text = "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
     if parsed and "error" in parsed[-1]:

@@ -43,7 +43,7 @@ class Script(NamedTuple):
 class AgentEngine(FakeReplica):
     """paths: the APIs that it speaks. prompts: those that it has computed, as canonical texts. cached: of each, what it had, in
     tokens. full: the next request with tools is refused with these words, and later ones get
-    a text: a summary has no calls.
+    a text: a summary has no calls. done: streams of chat have `[DONE]`.
     """
 
     def __init__(self, *paths: str, asks: Script | None = None) -> None:
@@ -52,6 +52,7 @@ class AgentEngine(FakeReplica):
         self.prompts = list[bytes]()
         self.cached = list[int]()
         self.full = ""
+        self.done = True
         self.asks = asks or Script()
         self._calls = True
 
@@ -70,7 +71,8 @@ class AgentEngine(FakeReplica):
         write = WRITERS[path]
         answer, events = write(body if self._calls else {**body, "tools": []}, tokens, cached, self.asks)
         if body.get("stream"):
-            writer.write(STREAM_HEAD + b"".join(map(chunk, events)) + b"0\r\n\r\n")
+            sent = events if self.done else [event for event in events if event != DONE]
+            writer.write(STREAM_HEAD + b"".join(map(chunk, sent)) + b"0\r\n\r\n")
         else:
             writer.write(http(200, json.dumps(answer).encode()))
         return None

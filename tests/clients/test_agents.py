@@ -99,6 +99,21 @@ async def test_whole_agent_loops(
         assert await continued(gateway) == continuing(agent)
 
 
+@pytest.mark.timeout(1300)
+@pytest.mark.parametrize("agent", ["codex, responses", "opencode, chat", "claude code, messages"])
+async def test_turns_whose_streams_have_no_done_are_computed_once(
+    agent: str, tmp_path: Path, request_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    """An agent repeats what it takes for broken."""
+    begin, _, _ = ALL_AGENTS[agent]
+    async with AgentEngine("/v1/chat/completions") as engine, running(engine, **CONFIG) as gateway:
+        engine.done = False
+        await begin(tmp_path, gateway.url, 1)
+        turns = [one for one in engine.requests if one.path.endswith("completions") and one.json.get("tools")]
+        assert len(turns) == CALLS + 1
+        assert not [line for line in request_lines() if line["status"] != 200 or "error" in line]
+
+
 FULL: Final = {
     "vllm": "This model's maximum context length is 9000 tokens. However, your prompt contains at least 9001 input tokens",
     "ollama": "prompt too long; exceeded max context length by 904 tokens",  # no agent knows these words

@@ -228,6 +228,35 @@ def test_an_engine_that_computes_twice_is_found_out() -> None:
     assert router.shares_inflight("r1") is not False
 
 
+@pytest.mark.parametrize("found", [True, False])
+def test_an_engine_that_stores_a_prompt_at_its_end_is_found_out(found: bool) -> None:
+    """Those that waited for a first token have computed the head again: from then on they wait for an end."""
+    router = router_of("r1")
+    for now in (0.0, 10.0):
+        end(router.choose(prompt(b"warm" * 10), ["r1"], now), now + 1, 3990 if now else 0)
+    for number in range(10, 18):
+        now = 20.0 * number
+        one, two = (router.choose(prompt(b"%d." % number * 20, bytes([tail])), ["r1"], now) for tail in range(2))
+        assert waits_for(two) is one.lease
+        one.first_token(now + 4)
+        two.release(now + 4)
+        one.close(Outcome(True, one.prompt.units, 0), now + 6)
+        end(two, now + 9, 6000 if found else 0)
+
+    def waits_for_an_end(now: float, tail: int) -> bool:
+        one, two = (router.choose(sibling(tail + number), ["r1"], now) for number in range(2))
+        assert two.lead
+        waits = two.lead.after_s > 0
+        for each in (one, two):
+            each.close(Outcome(ok=False), now + 1)
+        return waits
+
+    assert waits_for_an_end(400.0, 0) is not found
+    assert router.trie.held()["r1"], "it was no restart"
+    router.restarted("r1")
+    assert not waits_for_an_end(500.0, 10)
+
+
 def test_an_engine_that_shares_is_known_for_it_once_it_has_shown_it() -> None:
     router = router_of("r1", shares=None)
     for now in (0.0, 10.0):

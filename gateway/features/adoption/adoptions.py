@@ -232,7 +232,7 @@ class Adoptions(Abandonments):
         try:
             reply = await self._followers.follow(exchange, answer, strip_usage=False)
         except (asyncio.CancelledError, ConnectionError) as left:
-            if isinstance(left, ClientStalled) or self._core.running.draining:
+            if isinstance(left, ClientStalled) or self._core.running.draining or exchange.ended_by is not None:
                 self._end(answer)
             else:
                 self._wait(answer)

@@ -4,9 +4,11 @@
                                                      ──► chosen: the first token is expected too late ──► 504
                                                      ──► the time is over, in any phase ──► 504, or an error event
 
-The end of the time cancels the request's task, as its client would by leaving: the replica stops too. The estimates are the
-router's, for the first token only. They are wrong by chance, so a request is refused only if they are SURE times too long, and
-where the prefill rate of the pool is measured.
+The end of the time cancels the request's task, as its client would by leaving: the replica stops too. A deadline is for one
+client: an answer whose client has left has none, and a request that adopts it (feature `adoption`) has its own.
+
+The estimates are the router's, for the first token only. They are wrong by chance, so a request is refused only if they are
+SURE times too long, and where the prefill rate of the pool is measured.
 
 Requests of the gateway itself (background runs, steps of workflows) have no deadline: their clients may have left. Nor have
 sessions (a WebSocket to a replica).
@@ -83,6 +85,9 @@ class Deadlines:
 
     async def prepare(self, exchange: Exchange) -> None:
         """Begin to count. Raises GatewayError 400 for an invalid time."""
+        self._begin(exchange)
+
+    def _begin(self, exchange: Exchange) -> None:
         headers, task = exchange.request.headers, asyncio.current_task()
         assert task is not None
         deadline = Deadline()
@@ -100,7 +105,11 @@ class Deadlines:
             self._use()
 
     def entering(self, exchange: Exchange) -> None:
-        """Raises GatewayError 504 if the queue of the pool is surely too long."""
+        """Raises GatewayError 504 if the queue of the pool is surely too long, and 400 as `prepare`."""
+        if exchange.record.answer.own:  # it gets another request's answer, and was not prepared
+            if self.concerns(exchange):
+                self._begin(exchange)
+            return
         deadline = DEADLINE_OF.get(exchange.record)
         if deadline is not None and deadline.timer is not None and (wait_s := exchange.target.admission.expected_s) is not None:
             self._require_time(deadline, wait_s, "a slot at a replica")
@@ -134,6 +143,8 @@ class Deadlines:
     def _expire(self, exchange: Exchange, deadline: Deadline, task: asyncio.Task[object]) -> None:
         """The time is over."""
         deadline.timer = None
+        if not exchange.request.attended:
+            return
         queued = exchange.place is not None
         self._metrics.exceeded.add((QUEUED if queued else RUNNING,))
         where = "it still waited for a replica" if queued else "its answer is not complete"

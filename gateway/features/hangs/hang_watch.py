@@ -10,7 +10,8 @@ A verdict needs requests of clients, their silence, and the silence of a check: 
 nature leaves a check that is answered. So no client can make a replica look hung, and no replica another one. Without metrics
 of the engine a check may only wait behind other work in an engine that computes one request at a time. So there is no verdict
 then while such work may be there: an answer that is not streamed, a stream with tokens (a parser of calls may hold them back),
-a stream whose client does not read, requests of other workers and gateways.
+a stream whose client does not read, requests of other workers and gateways; and a stream with tools, unless the engine is
+known to compute many requests at once: a parser may hold back a call of thousands of tokens from its first one on.
 
 A replica without requests of clients is not judged. A hung replica is checked until it answers, also without requests.
 
@@ -34,6 +35,7 @@ from gateway.features.hangs.check import ANSWERED, ENDS, REFUSED, CheckForm, che
 from gateway.features.hangs.metrics import HangMetrics
 from gateway.features.hangs.moving import MovingRequests
 from gateway.features.hangs.progress import FLOOR_S, LOOKED_AT, ReplicaProgress, explained_s
+from gateway.fleet.engines import UNKNOWN
 from gateway.fleet.state import ReplicaState
 from gateway.request.exchange import Exchange
 from gateway.upstream.connection import Connection
@@ -73,7 +75,7 @@ class WatchedReplica:
 
 
 class SeenRequests:
-    """The first LOOKED_AT generations that run at a replica. waiting: leases of those without a first token. tokens: of the
+    """The first LOOKED_AT generations that run at a replica. waiting: those without a first token. tokens: of the
     streams with tokens, so far. any: there is one whose client reads. unseen: the progress of one is not seen. form: of a
     check, as of the first waiting one.
     """
@@ -81,7 +83,7 @@ class SeenRequests:
     __slots__ = ("any", "form", "tokens", "unseen", "waiting")
 
     def __init__(self, calls: Iterable[tuple[Connection, object]]) -> None:
-        self.waiting = list[Lease]()
+        self.waiting = list[Exchange]()
         self.tokens = dict[object, int]()
         self.any = self.unseen = False
         self.form = CheckForm("", stream=False)
@@ -95,10 +97,15 @@ class SeenRequests:
             if not self.waiting:
                 self.form = CheckForm(exchange.api.model, exchange.api.stream)
             if connection.awaits_token:
-                self.waiting.append(exchange.booking.lease)
+                self.waiting.append(exchange)
                 self.unseen = self.unseen or not exchange.api.stream
             elif (reader := exchange.delivered.reader) is not None:
                 self.tokens[exchange] = exchange.delivered.passed + reader.passed
+
+    @property
+    def have_tools(self) -> bool:
+        """True if one without a first token may be answered with a call. O(bodies)."""
+        return any(b'"tools"' in exchange.api.body for exchange in self.waiting)
 
     def __repr__(self) -> str:
         return f"<SeenRequests {len(self.waiting)} waiting, {len(self.tokens)} streams>"
@@ -176,9 +183,11 @@ class HangWatch:
         counts = progress.counts(now, 2 * (health.interval_s + health.timeout_s))
         if not counts and (seen.unseen or seen.tokens or load.remote_inflight):
             return
-        leases = [*seen.waiting, *_remote(load)]
+        leases = [*(exchange.booking.lease for exchange in seen.waiting), *_remote(load)]
         first = load.computed_at <= state.up_since
         if now - progress.since >= progress.patience * explained_s(load, leases, first=first, counts=counts):
+            if not counts and (state.engine.slots or state.engine is UNKNOWN) and seen.have_tools:
+                return
             self._check(state, watched, seen.form, now)
 
     def _look_at_hung(self, state: ReplicaState, load: ReplicaLoad | None, watched: WatchedReplica, now: float) -> None:

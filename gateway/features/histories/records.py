@@ -43,6 +43,15 @@ class TurnNames:
 NO_NAMES: Final = TurnNames()
 
 
+@dataclass(frozen=True, slots=True)
+class TurnOutline:
+    """A turn without its contents. input_size, output_size: their bytes."""
+
+    log: TurnNames
+    input_size: int
+    output_size: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
     """A response. owner: the tenant or key; ids are unique per owner. parent: the previous response, or "". conversation: its

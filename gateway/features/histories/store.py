@@ -10,9 +10,9 @@ Reads never write: reading a response does not renew it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Integer, and_, bindparam, delete, func, insert, literal, select, update
 
@@ -25,6 +25,7 @@ from gateway.features.histories.records import (
     Item,
     StoredResponse,
     TurnNames,
+    TurnOutline,
     UnknownObjectError,
     free,
 )
@@ -33,6 +34,8 @@ from gateway.features.histories.tables import ROW, frames, responses
 
 MAX_TURNS: Final = 10_000  # in a replayed history
 _RENEWED_SHARE: Final = 0.1
+
+T = TypeVar("T")
 
 _COLUMNS: Final = ("owner", "id", "parent", "conversation", "created_at", "status", "input", "output", "response")
 _NAMES: Final = tuple(field.name for field in fields(TurnNames))
@@ -79,14 +82,32 @@ class HistoryStore(ConversationStore):
         Raises UnknownObjectError or ExpiredObjectError with the missing id, HistoryTooLargeError before the contents are read.
         """
 
-        def work(connection: Connection) -> tuple[Any, Sequence[Any]]:
+        found = await self._lineage(owner, id_, max_bytes, _CHAIN, lambda row: _read(row, _READ))
+        for at, later in enumerate(found[1:]):
+            if later.log.after_input:
+                found[at] = replace(found[at], output=b"")
+        return found
+
+    async def outline(self, owner: str, id_: str, max_bytes: int) -> list[TurnOutline]:
+        """The same without contents: 32 bytes for each entry of a log. Raises the same errors."""
+
+        def read(row: Any) -> TurnOutline:
+            return TurnOutline(_names_in(row), row.input_size, row.output_size)
+
+        return await self._lineage(owner, id_, max_bytes, _OUTLINE, read)
+
+    async def _lineage(self, owner: str, id_: str, max_bytes: int, query: Any, read: Callable[[Any], T]) -> list[T]:
+        """The rows of `chain`, read apart from the event loop where the database is."""
+
+        def work(connection: Connection) -> tuple[Any, Sequence[Any], list[T]]:
             key = {"owner": owner, "id": id_}
             first = connection.execute(_HEAD, key).one_or_none()
             if first is None or first.emptied or first.size > max_bytes or first.turns > MAX_TURNS:
-                return first, ()
-            return first, connection.execute(_CHAIN, {**key, "turns": first.turns}).all()
+                return first, (), []
+            rows = connection.execute(query, {**key, "turns": first.turns}).all()
+            return first, rows, [read(row) for row in rows]
 
-        first, rows = await self._database.read(work)
+        first, rows, found = await self._database.read(work)
         self._require(first, id_)
         if first.size > max_bytes or first.turns > MAX_TURNS:
             raise HistoryTooLargeError(first.size, first.turns)
@@ -94,10 +115,6 @@ class HistoryStore(ConversationStore):
             self._require(row, row.id)
         if rows[0].parent or len(rows) != first.turns:
             raise UnknownObjectError(rows[0].parent or id_)
-        found = [_read(row, _READ) for row in rows]
-        for at, later in enumerate(found[1:]):
-            if later.log.after_input:
-                found[at] = replace(found[at], output=b"")
         return found
 
     async def items_by_id(
@@ -196,26 +213,32 @@ _READ: Final = ("owner", "id", "parent", "conversation", "created_at", "status",
 
 def _read(row: Any, columns: Sequence[str]) -> StoredResponse:
     """The response in a row with these columns, and with the columns of its names."""
+    found = {**dict.fromkeys(_COLUMNS, b""), **{name: getattr(row, name) for name in columns}}
+    return StoredResponse(**found, log=_names_in(row))
+
+
+def _names_in(row: Any) -> TurnNames:
     log = {name: getattr(row, name) for name in _NAMES}
     log |= {"after_input": bool(row.after_input), "digests": row.digests or b"", "open": row.open or b""}
-    found = {**dict.fromkeys(_COLUMNS, b""), **{name: getattr(row, name) for name in columns}}
-    return StoredResponse(**found, log=TurnNames(**log))
+    return TurnNames(**log)
 
 
 def _is(owner: str, id_: str) -> Any:
     return and_(responses.c.owner == owner, responses.c.id == id_)
 
 
-def _chain() -> Any:
-    """Selects the rows from the oldest to this one. turns: the expected number, a bound in case of a cycle of ids."""
+def _chain(columns: Sequence[Any]) -> Any:
+    """Selects these columns of the rows from the oldest to this one. turns: the expected number, a bound in case of a cycle of
+    ids.
+    """
     head = select(responses.c.id, responses.c.parent, literal(1).label("depth")).where(_THIS)
     chain = head.cte("chain", recursive=True)
     before = select(responses.c.id, responses.c.parent, chain.c.depth + 1).where(
         _MINE, responses.c.id == chain.c.parent, chain.c.parent != "", chain.c.depth < bindparam("turns", type_=Integer)
     )
     chain = chain.union_all(before)
-    columns = [responses.c[name] for name in (*_READ, *_NAMES)]
-    query = select(responses.c.expires_at, responses.c.emptied, *columns).join(chain, chain.c.id == responses.c.id)
+    every = [responses.c[name] for name in ("id", "parent", "expires_at", "emptied", *_NAMES)]
+    query = select(*every, *columns).join(chain, chain.c.id == responses.c.id)
     return query.where(_MINE).order_by(chain.c.depth.desc())
 
 
@@ -226,7 +249,8 @@ _GET: Final = select(responses.c.expires_at, responses.c.emptied, *(responses.c[
     _THIS
 )
 _HEAD: Final = select(responses.c.turns, responses.c.size, responses.c.expires_at, responses.c.emptied).where(_THIS)
-_CHAIN: Final = _chain()
+_CHAIN: Final = _chain([responses.c[name] for name in _READ if name not in ("id", "parent")])
+_OUTLINE: Final = _chain([func.length(responses.c[name]).label(f"{name}_size") for name in ("input", "output")])
 _KNOWN: Final = select(
     *(responses.c[name] for name in ("id", "root", "turns", "size", "created_at", "expires_at", "emptied")),
     func.length(responses.c.output).label("output_size"),

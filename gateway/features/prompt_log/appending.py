@@ -26,6 +26,7 @@ from gateway.features.prompt_log.bases import (
     issuers_of,
     log_error,
     open_calls,
+    outline_of,
     sealed_issuer,
 )
 from gateway.features.prompt_log.divergence import Divergence, diverged
@@ -79,10 +80,12 @@ class LogAppender:
         if not own.digests:
             raise invalid("There are no turns to append.", "body")
         turn = turns[own.base] if turns else FoundTurn("", asked.form, at_input=False, open=b"[]")
-        base = await base_of(store, owner_id, turn, self._max_bytes) if turns else Base([], b"")
+        expect = _chain(asked.expect) if asked.expect else own.chain
+        reads = outline_of if expect == own.chain else base_of
+        base = await reads(store, owner_id, turn, self._max_bytes) if turns else Base([], b"")
         charge(lease, sum(map(len, base.before)))
         length = log_length(base.digests, own.digests)
-        if asked.expect and (expect := _chain(asked.expect)) != own.chain:
+        if expect != own.chain:
             received = Base([*base.before, own.stored], base.digests + own.digests)
             difference = await self._divergence.first_difference(
                 store, owner_id, expect, received, asked.form, lease, self._max_bytes

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import orjson
 
@@ -15,7 +15,9 @@ from gateway.features.histories.records import (
     ExpiredObjectError,
     FoundTurn,
     HistoryTooLargeError,
+    StoredResponse,
     TurnNames,
+    TurnOutline,
     UnknownObjectError,
 )
 from gateway.features.prompt_log.naming.chain import DIGEST, EMPTY, chain_named, chains_of, head_name
@@ -25,6 +27,8 @@ from gateway.features.prompt_log.turns.seals import may_have_seals
 if TYPE_CHECKING:
     from gateway.features.histories.turns import TurnStore
 
+Row = TypeVar("Row", StoredResponse, TurnOutline)
+
 SEALED_ISSUER: Final = "sealed_issuer"
 HISTORY_SHARE: Final = 0.9  # of the largest body, which leaves room for the own turns
 _FEW: Final = 4  # entries of an answer
@@ -33,12 +37,13 @@ _NONE: Final = "It was not kept, was deleted, or belongs to other credentials. S
 
 class Base(NamedTuple):
     """A base as it is stored. before: its elements, in pieces. digests: of its entries. issuers: the pools that have made its
-    sealed parts.
+    sealed parts. size: bytes of its elements.
     """
 
     before: list[bytes]
     digests: bytes
     issuers: frozenset[str] = frozenset()
+    size: int = 0
 
     @property
     def length(self) -> int:
@@ -79,8 +84,25 @@ def expired_log(expired: ExpiredObjectError, param: str = "base") -> GatewayErro
 
 async def base_of(store: TurnStore, owner: str, turn: FoundTurn, max_bytes: int) -> Base:
     """The turns up to this one. Raises GatewayError 404, 413 or 503."""
+    rows = await _lineage(store.chain(owner, turn.id, max_bytes))
+    before, issuers = list[bytes](), set[str]()
+    for row, at_input in zip(rows, _at_inputs(rows, turn), strict=True):
+        before += [row.input, b"" if at_input else row.output]
+        if row.log.issuer and (not at_input or may_have_seals(row.input)):
+            issuers.add(row.log.issuer)
+    return Base(before, _digests(rows, turn), frozenset(issuers), sum(map(len, before)))
+
+
+async def outline_of(store: TurnStore, owner: str, turn: FoundTurn, max_bytes: int) -> Base:
+    """The same without elements and issuers, which are not read. Raises GatewayError 404, 413 or 503."""
+    rows = await _lineage(store.outline(owner, turn.id, max_bytes))
+    outputs = (0 if at_input else row.output_size for row, at_input in zip(rows, _at_inputs(rows, turn), strict=True))
+    return Base([], _digests(rows, turn), size=sum(row.input_size for row in rows) + sum(outputs))
+
+
+async def _lineage(reading: Awaitable[list[Row]]) -> list[Row]:
     try:
-        rows = await store.chain(owner, turn.id, max_bytes)
+        return await reading
     except (UnknownObjectError, ExpiredObjectError):
         raise log_error(404, "prompt_log_not_found", f"A turn before the base is gone. {_NONE}") from None
     except HistoryTooLargeError as large:
@@ -88,15 +110,19 @@ async def base_of(store: TurnStore, owner: str, turn: FoundTurn, max_bytes: int)
         raise log_error(413, "history_too_large", text) from None
     except StoreFailed as failure:
         raise not_answering(failure) from None
-    before, digests, issuers, chain = list[bytes](), list[bytes](), set[str](), EMPTY
-    for at, row in enumerate(rows):
-        at_input = rows[at + 1].log.after_input if at + 1 < len(rows) else turn.at_input
-        before += [row.input, b"" if at_input else row.output]
-        digests.append(_input_digests(row.log, chain) if at_input else row.log.digests)
-        chain = chain_named(row.log.input_head if at_input else row.log.head) or EMPTY
-        if row.log.issuer and (not at_input or may_have_seals(row.input)):
-            issuers.add(row.log.issuer)
-    return Base(before, b"".join(digests), frozenset(issuers))
+
+
+def _at_inputs(rows: Sequence[Row], turn: FoundTurn) -> list[bool]:
+    """Of each turn: the log goes on from its input, not from its answer."""
+    return [*(row.log.after_input for row in rows[1:]), turn.at_input]
+
+
+def _digests(rows: Sequence[Row], turn: FoundTurn) -> bytes:
+    digests, head = list[bytes](), ""
+    for row, at_input in zip(rows, _at_inputs(rows, turn), strict=True):
+        digests.append(_input_digests(row.log, chain_named(head) or EMPTY) if at_input else row.log.digests)
+        head = row.log.input_head if at_input else row.log.head
+    return b"".join(digests)
 
 
 async def frame_of(store: TurnStore, owner: str, name: str, form: str) -> bytes:

@@ -35,6 +35,7 @@ from gateway.features.prompt_log.bases import (
     frame_of,
     log_error,
     not_answering,
+    outline_of,
 )
 from gateway.features.prompt_log.header import invalid
 from gateway.features.prompt_log.identified import IdentifiedTurns, is_turn_id
@@ -132,7 +133,8 @@ class LogApi:
             chain, turn = await self._identified.find(store, owner_id, name, max_bytes, lease)
             turns = [turn]
         turn = turns[0]
-        base = await base_of(store, owner_id, turn, max_bytes)
+        whole = bool(below) or "model" in asked
+        base = await (base_of if whole else outline_of)(store, owner_id, turn, max_bytes)
         charge(lease, 2 * sum(map(len, base.before)))
         if below == "entries":
             return await self._entries(base, turn, asked, client)
@@ -203,7 +205,7 @@ async def _log(
         "length": base.length,
         "form": row.log.form,
         "frame": row.log.frame or None,
-        "bytes": sum(map(len, base.before)),
+        "bytes": base.size,
         "created_at": int(row.created_at),
         "expires_at": int(turns[0].expires_at),
         "issuer": row.log.issuer or None,

@@ -69,9 +69,10 @@ class AnswerFollowers:
         except GatewayError as error:
             self._break_off(exchange, sent, error)
         except asyncio.CancelledError:
-            if not self._core.running.over:
+            ended = exchange.ended_by.again() if exchange.ended_by is not None else None
+            if ended is None and not self._core.running.over:
                 raise  # the client left
-            self._break_off(exchange, sent, shutting_down())
+            self._break_off(exchange, sent, ended or shutting_down())
         finally:
             reply.feed_from(None)
         return reply
@@ -131,7 +132,7 @@ class AnswerFollowers:
             raise internal_error() from None
 
     def _break_off(self, exchange: Exchange, sent: _FollowedStream, error: GatewayError) -> None:
-        exchange.record.error = error.message
+        exchange.record.error, exchange.record.code = error.message, error.code
         event = exchange.dialect.error_event(self._core.replies.shown(exchange, error), None) if sent.whole else None
         if event is None:
             sent.reply.cut()

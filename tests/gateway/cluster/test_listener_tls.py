@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import shutil
 import socket
 import ssl
@@ -167,7 +168,7 @@ async def test_a_certificate_that_is_replaced_is_served_and_garbage_is_not(
     assert first.key.read_text().splitlines()[1] not in caplog.text
 
 
-@pytest.mark.parametrize("wrong", ["missing", "garbage", "another key", "no key"])
+@pytest.mark.parametrize("wrong", ["missing", "garbage", "another key", "no key", "a pipe"])
 def test_files_that_cannot_be_used_are_said_at_the_start(
     folder: Path, tmp_path: Path, wrong: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,6 +178,9 @@ def test_files_that_cannot_be_used_are_said_at_the_start(
     shutil.copy(ours.certificate("another" if wrong == "another key" else "gateway").key, key)
     if wrong == "missing":
         key.unlink()
+    elif wrong == "a pipe":  # nobody writes into it
+        cert.unlink()
+        os.mkfifo(cert)
     elif wrong == "garbage":
         cert.write_bytes(b"\0" * 1000)
     config = ListenerTlsConfig(str(cert), "" if wrong == "no key" else str(key))

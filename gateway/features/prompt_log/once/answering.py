@@ -29,7 +29,7 @@ from gateway.errors import ClientStalled, GatewayError, over_budget
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.records import ExpiredObjectError, FoundTurn, RefMove, UnknownObjectError
 from gateway.features.prompt_log.base_phase import BasePhase
-from gateway.features.prompt_log.bases import HISTORY_SHARE, base_of, log_error, not_answering
+from gateway.features.prompt_log.bases import HISTORY_SHARE, log_error, not_answering, outline_of
 from gateway.features.prompt_log.divergence import diverged
 from gateway.features.prompt_log.header import ONCE_TOKEN, Wishes, answer_line, logs_off
 from gateway.features.prompt_log.log_jobs import LogJobs
@@ -238,7 +238,7 @@ class OnceAnswers:
         max_bytes = int(self._core.live.max_body * HISTORY_SHARE)
         if asked.expect is not None and head_name(asked.expect) != row.log.input_head:
             given = FoundTurn(row.id, row.log.form, at_input=True, open=b"[]")
-            base = await base_of(turns, owner_id, given, max_bytes)
+            base = await outline_of(turns, owner_id, given, max_bytes)
             raise diverged(base.length, await self._jobs.latest(base, exchange.request.lease.account.client), None)
         size, lease = len(row.output) + len(row.response), exchange.request.lease
         if size >= LARGE_BODY and not lease.grow(2 * size):
@@ -246,7 +246,7 @@ class OnceAnswers:
         told: dict[str, str | int | bool] = {"head": row.log.head} | ({"ref": False} if asked.ref else {})
         try:
             last = FoundTurn(row.id, row.log.form, at_input=False, open=b"[]")
-            base = await base_of(turns, owner_id, last, max_bytes)
+            base = await outline_of(turns, owner_id, last, max_bytes)
             told["length"] = base.length
             NAMED_LOG.set(exchange.record, NamedLog(base.length, REPEATED))
             if asked.ref:

@@ -21,6 +21,7 @@ from gateway.dialects.table import DIALECTS
 from gateway.features.adoption.adoptions import Adoptions, grace_s
 from gateway.features.adoption.interrupted import MAX_KNOWN, TTL_S, InterruptedPrefills
 from gateway.features.adoption.kept_answer import AT_ONCE, STEP, UNCHARGED, Abandonments, KeptAnswer, KeptAnswers
+from gateway.features.deadlines.deadlines import DEADLINE_OF, Deadlines
 from gateway.features.keys.keys import Keys
 from gateway.features.runs.detached_answer import DetachedAnswer, FollowerGate
 from gateway.features.runs.event_log import Logs
@@ -310,6 +311,50 @@ async def test_signs_of_life_go_on_for_the_client_that_comes_again(path: str) ->
         assert b" 200 OK" in head
         events_ = b"".join(without_pulses(path, rest).split(b"\r\n"))
         assert all(line in events_ for part in STREAMS[path] for line in part.split(b"\n") if line)
+        assert len(replica.requests) == 1
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_the_deadline_of_a_client_that_has_left_is_none_for_the_next_one(begun: bool) -> None:
+    go = asyncio.Event()
+    async with FakeReplica([tokens_of(3, go, int(begun))]) as replica, patient(replica) as run:
+        data = sent(CHAT, body_of(CHAT), b"X-Request-Timeout: 3600")
+        await asks_and_leaves(run, data, lambda: replica.requests, 20 if begun else 0)
+        (answer,) = adoptions(run)._waiting.values()
+        deadline, exchange = DEADLINE_OF.get(answer.record), answer.kept.exchange
+        assert deadline is not None
+        assert exchange is not None
+        assert answer.task is not None
+        again = asyncio.create_task(gets(run, sent(CHAT, body_of(CHAT), b"X-Request-Timeout: 7200")))
+        await left(run, 0)
+        run.gateway[Deadlines]._expire(exchange, deadline, answer.task)  # the time of the first client is over
+        go.set()
+        status, _, body = await again
+        assert (status, DONE in body, len(replica.requests)) == (200, True, 1)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_the_deadline_of_the_client_that_adopts_ends_the_generation(begun: bool, request_lines: Lines) -> None:
+    async with FakeReplica([tokens_of(3, asyncio.Event(), int(begun))]) as replica, patient(replica) as run:
+        await asks_and_leaves(run, sent(CHAT, body_of(CHAT)), lambda: replica.requests, 20 if begun else 0)
+        status, _, body = await gets(run, sent(CHAT, body_of(CHAT), b"X-Request-Timeout: 0.05"))
+        assert (status, b"deadline_exceeded" in body) == (200 if begun else 504, True)
+        await eventually(lambda: replica.gone == 1)
+        await eventually(lambda: nothing_is_held(run))
+        assert len(replica.requests) == 1
+    (line,) = [line for line in request_lines() if line.get("adopted")]
+    assert line["code"] == "deadline_exceeded"
+
+
+async def test_an_invalid_deadline_adopts_nothing() -> None:
+    go = asyncio.Event()
+    async with FakeReplica([once(go, answers())]) as replica, patient(replica) as run:
+        data = body_of(CHAT, stream=False)
+        await asks_and_leaves(run, sent(CHAT, data), lambda: replica.requests)
+        assert (await gets(run, sent(CHAT, data, b"X-Request-Timeout: 0")))[0] == 400
+        await left(run)
+        go.set()
+        assert (await gets(run, sent(CHAT, data)))[0] == 200
         assert len(replica.requests) == 1
 
 

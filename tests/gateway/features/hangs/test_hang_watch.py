@@ -26,6 +26,7 @@ from tests.support.hanging_engine import HangingEngine, texts_of
 LONG_S = 40.0  # longer than the silence that a prompt of BODY's size explains
 STREAM = {"model": "m", "messages": [{"role": "user", "content": "hello " * 200}], "stream": True}
 PLAIN = {**STREAM, "stream": False}
+WITH_TOOLS = {**STREAM, "tools": [{"type": "function", "function": {"name": "f"}}]}
 
 
 class SetClock:
@@ -61,13 +62,13 @@ class Stage:
             self.clock.now += 1.0
             self.watch.sweep(self.clock.now)
 
-    async def warm(self, *engines: FakeReplica) -> None:
+    async def warm(self, *engines: FakeReplica, body: dict[str, Any] = STREAM) -> None:
         """Each engine has computed a prompt, so that it is none of the first ones."""
         for engine in engines:
             for other in engines:
                 self.state(other).drained = other is not engine
                 self.run.gateway.fleet._changed(self.state(other))
-            assert texts_of(await self.stream({**STREAM, "messages": [{"role": "user", "content": engine.name}]}))
+            assert texts_of(await self.stream({**body, "messages": [{"role": "user", "content": engine.name}]}))
             self.state(engine).drained = False
         for engine in engines:
             self.state(engine).drained = False
@@ -207,7 +208,7 @@ async def test_a_stream_that_has_tokens_stays_and_shows_the_recovery() -> None:
 async def test_an_engine_that_hangs_for_streams_only_is_checked_by_a_stream() -> None:
     one, other = HangingEngine(stuck=lambda request: request.json.get("stream") is True), HangingEngine()
     async with staged(one, other, warm=False) as stage:
-        assert texts_of(await (await stage.ask(one, PLAIN))) == ["hello"], "it answers other requests"
+        await stage.warm(one, other, body=PLAIN)
         waiting = await stage.ask(one)
         await stage.until_checked(one)
         await stage.pass_s(CHECK_S + 1)
@@ -343,7 +344,7 @@ async def test_the_first_prompt_of_an_engine_may_take_longer() -> None:
         await stage.until_checked(one)
 
 
-@pytest.mark.parametrize(("body", "judged"), [(PLAIN, False), (STREAM, True)])
+@pytest.mark.parametrize(("body", "judged"), [(PLAIN, False), (STREAM, True), (WITH_TOOLS, False)])
 async def test_without_counters_of_the_engine_an_unseen_generation_may_explain_the_silence(
     body: dict[str, Any], judged: bool
 ) -> None:

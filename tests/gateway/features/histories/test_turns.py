@@ -238,6 +238,7 @@ async def test_no_statement_reads_all_turns_of_an_owner(tmp_path: Path) -> None:
             await store.put_turn(turn("turn_1", head="a"), FRAME, 10.0, RefMove("main", [""]))
             await store.put_turn(turn("turn_2", "turn_1", head="b"), ttl_s=10.0)
             await store.chain("o", "turn_2", 10_000)
+            await store.outline("o", "turn_2", 10_000)
             await store.going_on("o", "a", await store.turns_at("o", "a"))
             await store.issuers_at("o", ["a", "b"])
             await store.turn_with_id("o", "turn_1")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.features.prompt_log.naming.chain import head_name
+from gateway.features.histories.lazy import LazyStore
+from gateway.features.prompt_log.bases import base_of, outline_of
+from gateway.features.prompt_log.naming.chain import chains_of, head_name
 from gateway.features.prompt_log.naming.forms import log_in, names_in
+from gateway.request.owner import owner_of
 from tests.gateway.conftest import running
 from tests.gateway.features.prompt_log.kept import (
     CHAT,
@@ -90,6 +94,25 @@ async def test_entries_are_those_of_the_whole_conversation(path: str, tmp_path: 
         for query in ("limit=0", "limit=x", "since=x"):
             code, error = await called(run, "GET", f"{first['head']}/entries?{query}")
             assert (code, error["code"]) == (400, "prompt_log_invalid")
+
+
+@pytest.mark.parametrize("path", FORMS)
+async def test_an_outline_is_the_base_without_its_elements(path: str, tmp_path: Path) -> None:
+    """At heads and input heads, also of turns that go on from an input."""
+    async with FakeReplica([engine(path, stream=False)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, first, _ = await asked(run, path, "keep", [USER])
+        _, second, _ = await asked(run, path, f'keep, base="{first["input"]}"', [NOW])
+        _, third, _ = await asked(run, path, f'keep, base="{second["head"]}"', [USER, NOW])
+        store, owner = await run.gateway[LazyStore].get(), owner_of("", "Bearer k", None)
+        for told in (first, second, third):
+            for head in (told["input"], told["head"]):
+                for turn in await store.turns_at(owner, head):
+                    base = await base_of(store, owner, turn, 10_000)
+                    assert base.size == sum(map(len, base.before))
+                    assert await outline_of(store, owner, turn, 10_000) == base._replace(before=[], issuers=frozenset())
+                    assert head_name(deque(chains_of(base.digests), 1)[0]) == head
+                    _, log = await called(run, "GET", turn.id if not turn.at_input else head)
+                    assert (log["bytes"], log["length"]) == (base.size, base.length)
 
 
 @pytest.mark.parametrize(("path", "turns"), [(MESSAGES, "messages"), (RESPONSES, "responses")])
