@@ -149,7 +149,7 @@ def has_any_but(names: frozenset[str], members: Mapping[str, Any]) -> bool:
 
 
 def has(chunk: bytes, mark: bytes) -> bool:
-    """True if the mark is in the chunk. `partition` takes half the time of `find`; `in` creates an exception object first."""
+    """True if the mark is in the chunk. (`find` takes a third more time, and `in` creates an exception object first.)"""
     return chunk.partition(mark)[1] != b""
 
 
