@@ -47,14 +47,16 @@ class Answerer:
 class Preparer:
     """A part of the gateway that changes some requests before they are admitted.
 
-    concerns: True if `prepare` is to be called. Both may raise GatewayError.
+    concerns: True if `prepare` is to be called. Both may raise GatewayError. always: also for a request that gets the answer
+    of another one; `prepare` must not suspend then.
     """
 
-    __slots__ = ("concerns", "prepare")
+    __slots__ = ("always", "concerns", "prepare")
 
-    def __init__(self, concerns: Wanted, prepare: Callable[[Exchange], Awaitable[None]]) -> None:
+    def __init__(self, concerns: Wanted, prepare: Callable[[Exchange], Awaitable[None]], *, always: bool = False) -> None:
         self.concerns = concerns
         self.prepare = prepare
+        self.always = always
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -208,6 +208,9 @@ class Adoptions(Abandonments):
         record.answer.own = True
         record.subject.model, record.subject.label = exchange.api.model, answer.record.subject.label
         record.subject.generates = record.subject.metered = False  # the generation has a record of its own
+        for preparer in self._core.extensions.preparers:
+            if preparer.always and preparer.concerns(exchange):
+                await preparer.prepare(exchange)
         for enter in self._core.extensions.entering:
             enter(exchange)
         self._take(answer)

@@ -310,7 +310,7 @@ class KeptReply(ClientReply):
             self.inner.feed_from(answer)
 
     def _left(self) -> None:
-        """Its client has left. If the answer is not kept, raises the present ConnectionError again."""
+        """Its client has left. Raises ConnectionError if the answer is not kept."""
         if not self._kept.keeps:
             raise ConnectionResetError("the client left")
         self.lost = True

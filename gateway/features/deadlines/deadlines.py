@@ -85,9 +85,6 @@ class Deadlines:
 
     async def prepare(self, exchange: Exchange) -> None:
         """Begin to count. Raises GatewayError 400 for an invalid time."""
-        self._begin(exchange)
-
-    def _begin(self, exchange: Exchange) -> None:
         headers, task = exchange.request.headers, asyncio.current_task()
         assert task is not None
         deadline = Deadline()
@@ -105,12 +102,8 @@ class Deadlines:
             self._use()
 
     def entering(self, exchange: Exchange) -> None:
-        """Raises GatewayError 504 if the queue of the pool is surely too long, and 400 as `prepare`."""
-        if exchange.record.answer.own:  # it gets another request's answer, and was not prepared
-            if self.concerns(exchange):
-                self._begin(exchange)
-            return
-        deadline = DEADLINE_OF.get(exchange.record)
+        """Raises GatewayError 504 if the queue of the pool is surely too long."""
+        deadline = None if exchange.record.answer.own else DEADLINE_OF.get(exchange.record)
         if deadline is not None and deadline.timer is not None and (wait_s := exchange.target.admission.expected_s) is not None:
             self._require_time(deadline, wait_s, "a slot at a replica")
 

@@ -16,4 +16,4 @@ def install(core: Core) -> None:
 
     deadlines = Deadlines(core.metrics.of(DeadlineMetrics), core.clock, use)
     core.put(deadlines)
-    core.extensions.preparers.insert(0, Preparer(deadlines.concerns, deadlines.prepare))
+    core.extensions.preparers.insert(0, Preparer(deadlines.concerns, deadlines.prepare, always=True))

@@ -1,5 +1,5 @@
 """A store that is opened at its first use, because its libraries take half a second and 35 MB, and most gateways never need it.
-If it was used before, it is opened in the background of the start.
+If it was used before, or the configuration names it, it is opened in the background of the start.
 
 If the database cannot be opened, every `get` of the next RETRY_S seconds fails at once, with the same reason; the first one
 after that tries again. Callers refuse the request, or serve it without the store.
@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from gateway.database.failures import StoreFailed
-from gateway.database.places import file_of, with_path
+from gateway.database.places import SQLITE, file_of, with_path
 
 if TYPE_CHECKING:
     from gateway.database.database import Database
@@ -56,6 +56,7 @@ class LazyStore(Generic[S_co]):
     ) -> None:
         self._load = load
         self._url = with_path(url, FILE)
+        self._is_wanted = url != SQLITE  # a default may never be used
         self._ttl_s = ttl_s
         self._lost = lost
         self._clock = clock
@@ -99,14 +100,14 @@ class LazyStore(Generic[S_co]):
             self._begun()
 
     async def open_used(self) -> None:
-        """Opens it if it may have been used before: SQLite's file exists, or it is another database."""
+        """Opens it if the configuration names it, or if the default was used before: its file exists."""
         path = file_of(self._url)
-        if path is None or await asyncio.to_thread(path.is_file):
+        if self._is_wanted or path is None or await asyncio.to_thread(path.is_file):
             with contextlib.suppress(StoreFailed):  # it is logged
                 await self.get()
 
     async def run(self) -> None:
-        """Open a store that was used before. Remove expired responses from the open store every PURGE_S, until cancelled."""
+        """Open the store at the start (`open_used`). Remove expired responses from it every PURGE_S, until cancelled."""
         await self.open_used()
         while True:
             await asyncio.sleep(PURGE_S)

@@ -31,14 +31,14 @@ def usage_of(keys: Keys, id_: str) -> dict[str, Any] | None:
     account = keys.limiter.account(id_)
     if account is None:
         return None
-    moment = keys.moment()
-    requests, tokens = account.requests, account.tokens
+    moment, grant = keys.moment(), keys.ring.grant(id_)
+    limits = (grant.limits if grant is not None else None) or UNLIMITED
     return {
         "usd_day": dollars(account.spent(moment.day)),
         "usd_month": dollars(account.spent_in_month(moment.day)),
         "usd_reserved": dollars(account.reserved),
-        "requests_left": None if requests is None else requests.available(moment.now),
-        "uncached_tokens_left": None if tokens is None else tokens.available(moment.now),
+        "requests_left": _left(limits.requests, account.requests, moment.now),
+        "uncached_tokens_left": _left(limits.tokens, account.tokens, moment.now),
     }
 
 
@@ -100,8 +100,12 @@ def _period(spent: int, reserved: int, budget: int, ends: float) -> dict[str, An
 
 
 def _rate(limit: int, rate: Rate | None, now: float) -> dict[str, int] | None:
-    """rate: None: the key was not used since the start."""
+    left = _left(limit, rate, now)
+    return None if left is None else {"limit": limit, "left": left}
+
+
+def _left(limit: int, rate: Rate | None, now: float) -> int | None:
+    """The rest of a limit, which may have changed since the key was used. rate: None: it was not used since the start."""
     if not limit:
         return None
-    left = rate.resized(limit).available(now) if rate is not None else limit  # the limit may have changed since its last use
-    return {"limit": limit, "left": left}
+    return limit if rate is None else rate.resized(limit).available(now)

@@ -113,7 +113,7 @@ async def _lineage(reading: Awaitable[list[Row]]) -> list[Row]:
 
 
 def _at_inputs(rows: Sequence[Row], turn: FoundTurn) -> list[bool]:
-    """Of each turn: the log goes on from its input, not from its answer."""
+    """For each turn: True if the log goes on from its input, not from its answer."""
     return [*(row.log.after_input for row in rows[1:]), turn.at_input]
 
 

@@ -83,10 +83,15 @@ class BackgroundAnswers:
     # -- answers
 
     async def _found(self, key: RunKey) -> bytes:
-        one = self._runs.find(key)
-        if one is not None:
+        """Raises GatewayError 404, StoreFailed."""
+        try:
+            stored = await self._stored(key)  # also of a run here: another gateway may have deleted it just now
+        except StoreFailed:
+            if (one := self._runs.find(key)) is None:
+                raise
             return orjson.dumps(one.run.as_json())
-        return self._object(await self._stored(key))
+        one = self._runs.find(key)
+        return self._object(stored) if one is None or one.released else orjson.dumps(one.run.as_json())
 
     def _object(self, stored: StoredRun) -> bytes:
         return stored.result or orjson.dumps(unfinished(stored, stored.status))

@@ -7,6 +7,11 @@ An engine with slots (llama.cpp) finds a prefix in the slot of one ended request
 a call waits until no call with its prefix runs: for its leader's prefill, and then at most as long as its own would take on
 another slot. If the next call gets the slot of the leader, it leads, and the others wait for it. So waiting for one call costs
 at most about as much as it can save. Prompts are compared in pieces of PIECE bytes. Pure.
+
+Requests of cold bursts wait, too (`router/leading.py`), but for a lead at the replica that was chosen for each of them. The
+gate holds a call before that, and its leader is the call on the longest path. So siblings follow it to one replica, where
+the core would compute their prefix at several; and a waiting call has no body, no slot of the pool and no running time limit.
+Only there is learned if engines share prompts in flight (`Router.shares_inflight`).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from gateway.features.workflows.language.document import WorkflowStep
+from router import MAX_LEAD_S
 
 
 class StepContext(NamedTuple):
@@ -30,7 +31,7 @@ class GatedEngine(NamedTuple):
 
     prefill_rate: float = 0.0
     slots: bool = False
-    most_s: float = 60.0  # a CPU computes some thousand tokens meanwhile
+    most_s: float = MAX_LEAD_S
     token_bytes: float = 4.0
 
 

@@ -67,18 +67,26 @@ async def test_work_that_can_do_without_it_does_not_wait_for_long(tmp_path: Path
     await lazy.close()
 
 
-async def test_a_store_that_was_used_is_opened_at_the_start(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/a%20b.sqlite"
-    lazy = LazyStore(load, url, 100.0, nothing)
+async def test_a_default_store_that_was_used_is_opened_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    lazy = LazyStore(load, "sqlite", 100.0, nothing)
     await lazy.open_used()
     assert not lazy.is_open
     assert not os.listdir(tmp_path)
     await lazy.get()
     await lazy.close()
-    again = LazyStore(load, url, 100.0, nothing)
+    again = LazyStore(load, "sqlite", 100.0, nothing)
     await again.open_used()
     assert again.is_open
     await again.close()
+
+
+async def test_a_store_that_the_configuration_names_is_opened_at_the_start(tmp_path: Path) -> None:
+    """Its first turns are kept."""
+    lazy = LazyStore(load, f"sqlite:///{tmp_path}/a.sqlite", 100.0, nothing)
+    await lazy.open_used()
+    assert lazy.is_open
+    await lazy.close()
 
 
 async def test_a_gateway_opens_the_store_that_was_used_before_its_first_request(tmp_path: Path) -> None:

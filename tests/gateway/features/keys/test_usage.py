@@ -74,6 +74,8 @@ async def test_a_lower_limit_is_shown_before_the_next_request(tmp_path: Path) ->
         _, found = await usage(run, key)
         assert found["requests_per_minute"]["limit"] == 2
         assert found["requests_per_minute"]["left"] <= 2
+        (row,) = json.loads((await run.get("/warmroute/keys"))[2])["keys"]
+        assert row["used"]["requests_left"] <= 2
 
 
 @pytest.mark.parametrize("headers", [{}, bearer("wr-guess"), {"X-Api-Key": "a", "Authorization": "Bearer b"}])

@@ -7,6 +7,7 @@ import contextlib
 import io
 import itertools
 import json
+import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -198,13 +199,15 @@ async def test_it_outlives_the_gateway_and_two_share_it(tmp_path: Path) -> None:
         assert texts(two.requests[-1].json) == ["a", "to a", "b", "to b", "c", "to c", "d"]
 
 
-async def test_store_false_keeps_nothing_and_touches_nothing(tmp_path: Path) -> None:
-    async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
+async def test_store_false_keeps_nothing_and_touches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the default store, which is opened by its first use."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    async with replica() as one, running(one, state={"url": "sqlite"}) as run:
         body = json.dumps({"model": "m", "input": "a", "store": False, "x": 1.0}, indent=1).encode()
         status, _, found = await run.post(io.BytesIO(body), RESPONSES)
         assert status == 200
         assert one.requests[-1].body == body
-        assert not (tmp_path / "kept.sqlite").exists()
+        assert not os.listdir(tmp_path)
         with pytest.raises(openai.NotFoundError):
             await run.client.responses.retrieve(found["id"])
         first = await ask(run, "a")

@@ -184,6 +184,19 @@ async def test_a_deleted_one_is_counted_when_the_store_answers_again(tmp_path: P
         await eventually(lambda: run.gateway[Runs].places.taken == len(background) == 0)
 
 
+async def test_one_that_runs_here_is_shown_while_the_store_does_not_answer(tmp_path: Path) -> None:
+    async with stored_runs(tmp_path, holds=True) as (scripted, run):
+        id_ = await begun(run)
+        await eventually(lambda: scripted.held)
+        with contextlib.closing(sqlite3.connect(tmp_path / "kept.sqlite", isolation_level=None)) as database:
+            database.execute("ALTER TABLE warmroute_workflow_runs RENAME TO away")
+            assert (await asked(run, "GET", id_))[1]["status"] == "running"
+            assert (await asked(run, "GET", "run_other"))[0] == 503
+            database.execute("ALTER TABLE away RENAME TO warmroute_workflow_runs")
+        scripted.release()
+        assert (await events(run, id_))[-1][0] == "run.completed"
+
+
 async def test_one_that_no_client_knows_is_deleted_when_the_store_answers_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -326,6 +339,6 @@ async def test_another_gateway_on_the_store_follows_and_cancels_it(tmp_path: Pat
             ((kind, last),) = read_events(await answer.read())
         assert (kind, last["id"], "steps" in last) == ("run.cancelled", ids[0], False)
         assert (await asked(other, "DELETE", ids[1]))[0] == 200
+        assert (await asked(run, "GET", ids[1]))[0] == 404, "at once, also where it still runs"
         await eventually(lambda: len(scripted.cut) == 2)
         await eventually(lambda: run.gateway[Runs].places.taken == 0)
-        assert (await asked(run, "GET", ids[1]))[0] == 404

@@ -257,8 +257,11 @@ async def test_a_found_document_is_held_for_a_moment(tmp_path: Path) -> None:
         assert (await version(), await version(1)) == (None, None)
 
 
-async def test_the_store_is_not_opened_for_workflows_of_the_operator(tmp_path: Path) -> None:
-    async with served(tmp_path) as (_, run):
+async def test_the_default_store_is_not_opened_for_workflows_of_the_operator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    async with served(tmp_path, state={"url": "sqlite"}) as (_, run):
         assert (await run.post({"workflow": "support", **INPUTS}, RUNS))[0] == 200
         await run.get("/v1/models")
         assert not run.gateway[LazyStore].is_open
