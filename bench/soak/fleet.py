@@ -57,7 +57,7 @@ class Gateway(Child):
         )
         ends.callback(self._close_reader)
         command = [sys.executable, "-m", "gateway", "serve", "--config", str(config)]
-        environment = {**os.environ, "PYTHONPATH": str(program)}
+        environment = {**os.environ, "PYTHONPATH": str(program), "XDG_STATE_HOME": str(log.parent)}  # not the user's store
         with pinned(on):
             self.process = subprocess.Popen(
                 command, cwd=program, env=environment, stdin=subprocess.DEVNULL, stderr=self._reader.stdin

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from gateway.config.schema import RoutingConfig
 
 # To be incremented when the meaning of block keys, routing events or records changes. Other formats are not read.
-FORMAT: Final = 2
+FORMAT: Final = 1
 # Our chunks are far smaller: a megabyte, or one prompt's keys (`router/snapshot/collect.py`).
 MAX_CHUNK_BYTES: Final = 16 << 20
 MAX_REPLICAS: Final = 1 << 16

@@ -38,7 +38,7 @@ from tests.support.fakes import FakeReplica, answers, streams
 
 pytestmark = uncompiled
 
-HEADER = Header("1/256/64", {})
+HEADER = Header("1/256", {})
 STREAM = {**BODY, "stream": True}
 
 
@@ -285,7 +285,7 @@ async def test_a_part_of_what_is_known_is_worth_less_than_the_file() -> None:
     made.snapshots.again = again
     _, late = joined(made)
     number = await asked(end)
-    answer(end, number, header=Header("1/256/64", {}, partial=True))
+    answer(end, number, header=Header("1/256", {}, partial=True))
     await eventually(lambda: CatchUpEnd in kinds(late))
     assert chunks_given(late) == [b"of the file"]
 

@@ -311,7 +311,7 @@ async def ended_early(file: Path, boot: Callable[[], str], ready: Callable[[Supe
 @pytest.fixture
 def snapshot_file(tmp_path: Path) -> Path:
     file = tmp_path / "index"
-    write(file, Snapshot(Header("1/256/64", {}), [b"what took days to learn"], 0.0))
+    write(file, Snapshot(Header("1/256", {}), [b"what took days to learn"], 0.0))
     return file
 
 
