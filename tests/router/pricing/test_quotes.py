@@ -61,7 +61,7 @@ def quotes_of(router: Router, asked: Prompt, replicas: Collection[str], now: flo
     quotes = kind(router.trie, router.ledger, asked, router.units_per_token(asked.scale), replicas, now)
     quotes.discount(router.rents)
     if session := router.sessions.find(asked.session_key):
-        share = router.sessions.share(session, asked.client)
+        share = router.sessions.share(session, asked.origin)
         quotes.expect(router.sessions, session, share, -1.0, router.units_per_token(asked.scale))
     return quotes
 
