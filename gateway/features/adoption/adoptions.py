@@ -6,10 +6,11 @@
 
 A grace is `limits.adopt_s`, and GRACE_SHARE of the time since the choice of the replica, at most MAX_GRACE_S. The request goes
 on in its own task, with its booking, its reservation and its record, in every phase: in a queue, before its first byte, between
-two replicas. So a generation has one record for any number of clients. Equal requests of connected clients are generations of
-their own: an answer with a client is not adopted. Of equal
-requests without a client only the oldest goes on: when the client of another one leaves, that one ends, and the grace of the
-oldest begins anew.
+two replicas. So a generation has one record for any number of clients.
+
+Equal requests of connected clients are generations of their own: an answer with a client is not adopted. Of equal requests
+without a client only the oldest goes on: when the client of another one leaves, that one ends, and the grace of the oldest
+begins anew.
 
 Each process has its own. Bounds: MAX_WAITING per process, MAX_OWNED per caller, a share per address (`runs/places.py`), and the
 bounds of `kept_answer.py`.
