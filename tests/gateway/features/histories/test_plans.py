@@ -12,7 +12,7 @@ from sqlalchemy.dialects import sqlite
 from gateway.features.histories import refs, turns
 from tests.gateway.features.histories.conftest import file_url, opened
 
-PARENTS = {"ended": ["i", "j"], "begun": ["k"]}
+PARENTS = {"ended": ["i", "j"], "begun": ["k"], "here": ["i", "j", "k"]}
 VALUES: dict[str, Any] = {"owner": "o", "head": "a", "id": "i", "now": 1.0, **PARENTS, "name": "n", "form": "chat"}
 STATEMENTS = {
     "turns at a head": turns._AT,
