@@ -179,7 +179,7 @@ class BackgroundRuns(ProcessRuns[BackgroundRun]):
     def _withdraw(self, key: RunKey) -> None:
         """Deletes a run that may be stored, and that its client does not know, as soon as the store answers."""
         self._withdrawn[key] = None
-        if len(self._withdrawn) > MAX_WITHDRAWN:  # the longest doubtful one goes on, some time
+        if len(self._withdrawn) > MAX_WITHDRAWN:  # the oldest one, if it is stored, runs
             del self._withdrawn[next(iter(self._withdrawn))]
 
     async def _delete_withdrawn(self, store: WorkflowRunStore) -> None:
