@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, Final
 
 from gateway.errors import GatewayError, internal_error, over_budget
@@ -332,12 +333,12 @@ class WorkflowRun:
             "reason": scheduler.reason or (scheduler.error.code if scheduler.error else ""),
             "failed_step": scheduler.failed_step,
             "usage": self._usage.as_json(),
-            "steps": self._steps(replicas=True)[:max_steps],
+            "steps": self._steps(replicas=True, most=max_steps),
         }
 
-    def _steps(self, *, replicas: bool) -> list[dict[str, Any]]:
-        copies = self.scheduler.tree.all()
-        return [self._step(one, replicas=replicas) for one in copies if isinstance(one.step.work, ModelCall | ConnectorCall)]
+    def _steps(self, *, replicas: bool, most: int | None = None) -> list[dict[str, Any]]:
+        calls = (one for one in self.scheduler.tree.all() if isinstance(one.step.work, ModelCall | ConnectorCall))
+        return [self._step(one, replicas=replicas) for one in islice(calls, most)]
 
     def _step(self, one: StepCopy, *, replicas: bool) -> dict[str, Any]:
         found: dict[str, Any] = {
