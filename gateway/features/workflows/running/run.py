@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -300,6 +300,10 @@ class WorkflowRun:
 
     # -- the run as JSON
 
+    @property
+    def usage(self) -> Mapping[str, Any]:
+        return self._usage.as_json()
+
     def as_json(self, *, steps: bool = True) -> dict[str, Any]:
         scheduler, order = self.scheduler, self._order
         found: dict[str, Any] = {
@@ -312,7 +316,7 @@ class WorkflowRun:
             "outputs": scheduler.outputs,
             "provisional": scheduler.board.provisional,
             "error": scheduler.error.as_json(scheduler.failed_step) if scheduler.error else None,
-            "usage": self._usage.as_json(),
+            "usage": self.usage,
             "metadata": dict(order.metadata),
         }
         if scheduler.status == INCOMPLETE:
@@ -332,7 +336,7 @@ class WorkflowRun:
             "elapsed_ms": self._ms(self._ended if self._ended >= 0 else self._clock()),
             "reason": scheduler.reason or (scheduler.error.code if scheduler.error else ""),
             "failed_step": scheduler.failed_step,
-            "usage": self._usage.as_json(),
+            "usage": self.usage,
             "steps": self._steps(replicas=True, most=max_steps),
         }
 
