@@ -40,7 +40,7 @@ from gateway.features.runs.event_log import LOGS_SHARE, MAX_LOGS, Logs
 from gateway.features.runs.places import RunPlaces
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
-from gateway.request.record import SettledRequest
+from gateway.request.record import ADOPTED, SettledRequest
 
 GRACE_SHARE: Final = 0.1
 MAX_GRACE_S: Final = 60.0
@@ -264,7 +264,7 @@ class Adoptions(Abandonments):
             request.keeper = None
         exchange.api.drop()
         request.lease.drop_body()
-        record.fields = {**(record.fields or {}), "adopted": answer.record.id}
+        record.fields = {**(record.fields or {}), ADOPTED: answer.record.id}
         self._metrics.abandoned.add(("adopted",))
         return await self._follow(exchange, answer)
 
