@@ -125,7 +125,8 @@ class Adoptions(Abandonments):
             if (
                 isinstance(keeper, KeptAnswer)
                 and task is not None
-                and newer.instead is newer.ended_by is None
+                and newer.instead is None
+                and newer.ended_by is None
                 and (older is None or older.booked or not newer.booked)  # else the newer one is further
                 and keeper.awaits_equal(answer.kept)
                 and identity_of(newer, keeper.identify()) == answer.identity
