@@ -44,7 +44,7 @@ def identity_of(exchange: Exchange, digest: int) -> Identity:
 
 
 def digest_of(exchange: Exchange, seed: int) -> int:
-    """Of the request's body. O(body)."""
+    """The digest of the request's body; the order of Codex's metadata does not count. O(body)."""
     body = exchange.api.body
     if exchange.dialect.name == _RESPONSES and (at := body.rfind(_METADATA, -_MOST_METADATA)) >= 0:
         try:
