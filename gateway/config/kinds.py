@@ -19,6 +19,7 @@ MATCH_ALL = "*"
 MAX_PRICE = 1e6  # USD for a million tokens, or for an image
 # As `fleet/engines.py` names them; a test compares.
 TranslatedApi = Literal["messages", "responses"]
+KeyHeader = Literal["authorization", "x-api-key"]
 EngineName = Literal["auto", "vllm", "warmroute", "sglang", "llamacpp", "tgi", "ollama", "distributed-llama"]
 
 DATABASE_URL_PATTERN = r"off|sqlite|sqlite:///[^\s?#]+|postgres(ql)?://[^\s]+"

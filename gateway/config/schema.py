@@ -28,6 +28,7 @@ from gateway.config.kinds import (
     EngineName,
     FilePath,
     KeyFile,
+    KeyHeader,
     ModelAlias,
     ModelName,
     ModelPrefix,
@@ -107,6 +108,7 @@ class KeyConfig(ConfigSection, frozen=True):
 
     env: Annotated[Variable, about("Name of an environment variable of the gateway.")] = ""
     file: Annotated[KeyFile, about("Absolute path of a file with the key; it is read again when it changes.")] = ""
+    header: Annotated[KeyHeader, about("Where the key is sent: x-api-key for Anthropic's own API.")] = "authorization"
 
     @property
     def place(self) -> str:
