@@ -117,7 +117,7 @@ class ModelCallAttempt:
         self._lease = asked.lease.account.lease()
         self._reply = StepReply(assembler, self._lease, stream)
         self._asked = asked
-        self._request = StepRequest(asked, id_, self._path, self._lease, self._reply, call.uncertain, context)
+        self._request = StepRequest(asked, id_, self._path, self._lease, self._reply, context)
 
     def kill(self) -> None:
         self._request.killed = True
@@ -128,6 +128,8 @@ class ModelCallAttempt:
             caller = await self._caller()
             if isinstance(caller, StepFailure):
                 return caller
+            if self._call.uncertain:
+                self._request.yield_to_certain(caller.grant)
             api = await self._parsed(caller)
             self._awaited[self._id] = SettledCall()
             await self._core.lifecycle.run(self._request, api, caller)

@@ -113,6 +113,42 @@ async def test_a_run_over_the_rate_of_its_key_waits_and_ends_late(tmp_path: Path
     assert gateway.metrics.of(WorkflowsMetrics).retries.values == {}
 
 
+async def test_a_step_that_may_be_killed_waits_one_priority_below_its_key(tmp_path: Path) -> None:
+    def said(text: str) -> list[dict[str, str]]:
+        return [{"role": "user", "content": text}]
+
+    arms = [{"when": "${certain.text == 'kill'}", "kill": ["uncertain"]}, {"else": True}]
+    steps = {name: {"chat": {"append": said(name)}, "yield": name} for name in ("uncertain", "certain")}
+    workflow = document({**steps, "decision": {"switch": arms}})
+    order = list[str]()
+
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
+        order.append(body["messages"][-1]["content"])
+        return ScriptedAnswer("some text", 1.0)
+
+    scripted = ScriptedEngine(script, holds=True)
+    async with scripted.replica:
+        pools = [{"replicas": [scripted.replica.url], "max_inflight": 1}]
+        async with keyed(tmp_path, pools=pools) as run:
+            admission = run.gateway.fleet.pools[0].admission
+            _, high = await made(run, priority=50)
+            _, low = await made(run)
+
+            async def ask(text: str, key: str) -> None:
+                body = {"model": "m", "messages": said(text), "stream": True}
+                async with run.session.post(f"{run.url}/v1/chat/completions", json=body, headers=bearer(key)) as answer:
+                    await answer.read()
+
+            asked = [asyncio.create_task(ask("first", high))]
+            await eventually(lambda: scripted.held)
+            asked.append(asyncio.create_task(ask("other", low)))
+            await eventually(lambda: admission.waiting == 1)
+            running = asyncio.create_task(run.post({"workflow": workflow}, RUNS, headers=bearer(high)))
+            await eventually(lambda: admission.waiting == 3)
+            await eventually(lambda: not scripted.release() and all(each.done() for each in (*asked, running)))
+    assert order == ["first", "certain", "uncertain", "other"]
+
+
 async def test_the_rate_of_a_key_counts_what_the_gateway_answers_itself_and_no_run(tmp_path: Path) -> None:
     gets = (f"/v1/workflows{path}" for path in ("", "/two", "/schema", "/runs/run_1"))
     async with served(tmp_path) as (scripted, run):
