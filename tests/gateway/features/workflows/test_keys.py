@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gateway.app import compose
 from gateway.core import Surroundings
 from gateway.features.keys.metrics import KeyMetrics
@@ -27,11 +29,13 @@ BODY = {"inputs": {"messages": [USER]}}
 
 
 @asynccontextmanager
-async def served(folder: Path, *, holds: bool = False, **config: Any) -> AsyncIterator[tuple[ScriptedEngine, Running]]:
+async def served(
+    folder: Path, *, holds: bool = False, connectors: Any = None, **config: Any
+) -> AsyncIterator[tuple[ScriptedEngine, Running]]:
     (folder / "workflows").mkdir()
     (folder / "workflows" / "two.yaml").write_text(json.dumps(TWO))
     scripted = ScriptedEngine(lambda _body: ScriptedAnswer("some text", 1.0), holds=holds)
-    workflows = {"directory": str(folder / "workflows")}
+    workflows = {"directory": str(folder / "workflows"), "connectors": connectors or {}}
     async with scripted.replica, keyed(folder, scripted.replica, prices=PRICES, workflows=workflows, **config) as run:
         yield scripted, run
 
@@ -62,10 +66,15 @@ async def test_a_key_without_the_workflow_does_not_see_it(tmp_path: Path) -> Non
         assert (await run.post({**BODY, "workflow": TWO}, RUNS))[0] == 401
 
 
-async def test_a_revoked_key_ends_its_run_before_the_next_step(tmp_path: Path) -> None:
-    async with served(tmp_path, holds=True) as (scripted, run):
+@pytest.mark.parametrize("kind", ["chat", "call"])
+async def test_a_revoked_key_ends_its_run_before_the_next_step(kind: str, tmp_path: Path) -> None:
+    steps = dict(TWO["steps"])
+    if kind == "call":
+        steps["b"] = {"call": {"use": "unreachable", "with": {"a": "${a.text}"}}}
+    connectors = {"unreachable": {"url": "http://127.0.0.1:1/"}}
+    async with served(tmp_path, holds=True, connectors=connectors) as (scripted, run):
         id_, key = await made(run)
-        asked = asyncio.create_task(run.post({**BODY, "workflow": TWO}, RUNS, headers=bearer(key)))
+        asked = asyncio.create_task(run.post({**BODY, "workflow": document(steps)}, RUNS, headers=bearer(key)))
         await eventually(lambda: scripted.held)
         async with run.session.delete(f"{run.admin_url}/warmroute/keys/{id_}") as answer:
             assert answer.status == 200
