@@ -44,6 +44,7 @@ HOT = (
     "router/learning/rates.py",
     "router/learning/scales.py",
     "router/learning/sessions.py",
+    "router/learning/shares.py",
     "router/load.py",
     "router/pricing/cost.py",
     "router/pricing/quotes.py",

@@ -106,6 +106,8 @@ def _name(name: str) -> str:
 Positive = Annotated[int, Meta(gt=0, le=MAX_NUMBER)]
 MAX_WEIGHT = 100
 Weight = Annotated[int, Meta(ge=1, le=MAX_WEIGHT)]
+MAX_RANKS = 64  # of one server: each is a replica of its own for the router
+Ranks = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
 Seconds = Annotated[float, Meta(gt=0, le=MAX_NUMBER)]
 Dollars = Annotated[float, Meta(gt=0, le=MAX_NUMBER)]
 Price = Annotated[float, Meta(ge=0, le=MAX_PRICE)]

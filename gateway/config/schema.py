@@ -34,6 +34,7 @@ from gateway.config.kinds import (
     Name,
     Positive,
     Price,
+    Ranks,
     Seconds,
     ServerName,
     TranslatedApi,
@@ -145,6 +146,9 @@ class AddedReplica(ConfigSection, frozen=True):
     capacity_tokens: Annotated[Positive | None, about("Size of its KV cache; null: as its engine advertises.")] = None
     engine: Annotated[EngineName, about("What it is; auto: found out. Distributed-Llama has to be named.")] = "auto"
     weight: Annotated[Weight, about("Its share of new work, beside the weights of the others of its pool.")] = MAX_WEIGHT
+    ranks: Annotated[
+        Ranks | None, about("Data-parallel ranks behind its URL, each with a cache of its own; null: as its metrics say.")
+    ] = None
 
     def __post_init__(self) -> None:
         if not self.name:
