@@ -138,6 +138,7 @@ HOT = (
     "gateway/features/translation/responses/turns.py",
     "gateway/features/translation/rules.py",
     "gateway/features/translation/translation.py",
+    "gateway/dialects/steering.py",
     "gateway/dialects/usage.py",
     "gateway/fleet/breaker.py",
     "gateway/fleet/cache_reports.py",

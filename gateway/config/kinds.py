@@ -18,6 +18,19 @@ from gateway.config.listen import OFF
 MATCH_ALL = "*"
 MAX_PRICE = 1e6  # USD for a million tokens, or for an image
 # As `fleet/engines.py` names them; a test compares.
+SteeringField = Literal[
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "bootstrap_pair_key",
+    "routed_dp_rank",
+    "data_parallel_rank",
+    "disagg_prefill_dp_rank",
+    "kv_router_hint",
+    "priority",
+]
 TranslatedApi = Literal["messages", "responses"]
 EngineName = Literal["auto", "vllm", "warmroute", "sglang", "llamacpp", "tgi", "ollama", "distributed-llama"]
 

@@ -37,6 +37,7 @@ from gateway.config.kinds import (
     Ranks,
     Seconds,
     ServerName,
+    SteeringField,
     TranslatedApi,
     Variable,
     Weight,
@@ -226,6 +227,11 @@ class RoutingConfig(ConfigSection, frozen=True):
         Audience,
         about("Who gets X-Warmroute-Replica and X-Warmroute-Cached-Tokens, which show what others have sent."),
     ] = "operators"
+
+    client_fields: Annotated[
+        tuple[SteeringField, ...],
+        about("Fields of clients' bodies that steer engines and reach them all the same; the others of these are cut out."),
+    ] = ()
 
     @property
     def block_tokens(self) -> int:
