@@ -35,8 +35,10 @@ from gateway.config.kinds import (
     Name,
     Positive,
     Price,
+    Ranks,
     Seconds,
     ServerName,
+    SteeringField,
     TranslatedApi,
     Variable,
     Weight,
@@ -147,6 +149,9 @@ class AddedReplica(ConfigSection, frozen=True):
     capacity_tokens: Annotated[Positive | None, about("Size of its KV cache; null: as its engine advertises.")] = None
     engine: Annotated[EngineName, about("What it is; auto: found out. Distributed-Llama has to be named.")] = "auto"
     weight: Annotated[Weight, about("Its share of new work, beside the weights of the others of its pool.")] = MAX_WEIGHT
+    ranks: Annotated[
+        Ranks | None, about("Data-parallel ranks behind its URL, each with a cache of its own; null: as its metrics say.")
+    ] = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -224,6 +229,11 @@ class RoutingConfig(ConfigSection, frozen=True):
         Audience,
         about("Who gets X-Warmroute-Replica and X-Warmroute-Cached-Tokens, which show what others have sent."),
     ] = "operators"
+
+    client_fields: Annotated[
+        tuple[SteeringField, ...],
+        about("Fields of clients' bodies that steer engines and reach them all the same; the others of these are cut out."),
+    ] = ()
 
     @property
     def block_tokens(self) -> int:
