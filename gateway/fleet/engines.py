@@ -73,6 +73,7 @@ class EngineProfile:
     # first token. None: it is learned (`router/learning/inflight.py`).
     shares_inflight: bool | None = None
     slots: bool = False  # a prefix is in the slot of an ended request, which the next request takes
+    bootstraps: bool = False  # its decoders wait for the prefiller that a request names; else they compute prompts, too
     choices: bool = False  # it takes `structured_outputs: {choice}`
 
 
@@ -309,6 +310,7 @@ SGLANG = EngineProfile(
     answer_kv=_sglang_answer_kv,
     inquiries=("/v1/loads", "/server_info", "/get_server_info"),
     shares_inflight=True,
+    bootstraps=True,
 )
 
 # Prefixes evicted from a slot go to a cache in the host's memory (--cache-ram, 8 GiB by default), whose size it does not

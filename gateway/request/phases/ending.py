@@ -102,6 +102,9 @@ def _complete(record: SettledRequest, exchange: Exchange) -> None:
     chosen, attempts, delivered = exchange.booking.chosen, exchange.attempts, exchange.delivered
     placement.pool, placement.replica = placement.pool or exchange.target.pool, chosen.replica  # a fallback has set its pool
     placement.predicted_cached_tokens = chosen.matched_tokens
+    if (prefilled := exchange.prefilled) is not None:
+        placement.prefiller, placement.predicted_cached_tokens = prefilled.replica, prefilled.matched_tokens
+        record.subject.countable = False  # the counts of cached tokens are not about the replica of the booking
     placement.available_cached_tokens = exchange.booking.decision.available_tokens
     placement.failed_attempts = attempts.failed
     placement.asked = placement.asked or attempts.asked
