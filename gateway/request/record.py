@@ -19,6 +19,7 @@ from router import Booking
 UNKNOWN: Final = "unknown"
 NO_TENANT: Final = "none"  # tenant in logs and metrics of requests without one
 MAX_CHARS: Final = 200  # of a session and a user agent
+ADOPTED: Final = "adopted"  # field: the id of the request whose answer this one got, and which has its tokens
 _ID_BYTES: Final = 16
 _UNSAFE: Final = re.compile(r"[^ -~]")
 _SAFE_ID: Final = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
@@ -182,6 +183,11 @@ class SettledRequest:
         self.subject.endpoint = endpoint = endpoint_of(path)
         if endpoint == UNLOGGED:
             self.path = UNLOGGED
+
+    @property
+    def told_code(self) -> str:
+        """The code; ADOPTED for a good request that got the answer of another one; or ""."""
+        return self.code or (ADOPTED if self.fields is not None and ADOPTED in self.fields else "")
 
     def __repr__(self) -> str:
         return f"<SettledRequest {self.id}, {self.status}>"

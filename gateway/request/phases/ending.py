@@ -19,6 +19,7 @@ from gateway.request.running import RunningRequests
 from gateway.request.settle import Observer, settle
 from gateway.upstream.client import ReplicaAnswer
 from gateway.upstream.http1 import SWITCHING
+from router import Outcome
 
 
 class EndPhase:
@@ -70,6 +71,15 @@ class EndPhase:
             record.answer.complete = record.answer.ok and delivered.status < 400
         elif delivered.reader and (reported := delivered.reader.reported):  # the client had read the engine's error
             record.status, record.error = delivered.status, reported.message
+
+    def withdraw(self, exchange: Exchange) -> None:
+        """The request needs no replica any more, before it has an answer: releases its slot and its booking."""
+        exchange.leave_queue()
+        if exchange.booked:
+            self._attempts.drop_next_target(exchange)
+            exchange.attempts.drop_refusal()
+            exchange.booking.close(Outcome(False, shown=False), self._clock())
+            exchange.booked, exchange.record.booking = False, None
 
     def settle(self, exchange: Exchange, task: asyncio.Task[object]) -> None:
         """Release the request's resources, complete the record, and give it to the observers."""

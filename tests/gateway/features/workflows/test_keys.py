@@ -113,6 +113,22 @@ async def test_a_run_over_the_rate_of_its_key_waits_and_ends_late(tmp_path: Path
     assert gateway.metrics.of(WorkflowsMetrics).retries.values == {}
 
 
+async def test_the_rate_of_a_key_counts_what_the_gateway_answers_itself_and_no_run(tmp_path: Path) -> None:
+    gets = (f"/v1/workflows{path}" for path in ("", "/two", "/schema", "/runs/run_1"))
+    async with served(tmp_path) as (scripted, run):
+        for path in gets:
+            _, key = await made(run, requests_per_minute=1)
+            assert (await run.get(path, headers=bearer(key)))[0] in (200, 404)
+            status, _, body = await run.get(path, headers=bearer(key))
+            assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded"), path
+        _, key = await made(run, requests_per_minute=3)
+        for request in (RUNS, "/v1/workflows/plan"):  # a run: its two steps
+            assert (await run.post({**BODY, "workflow": "two"}, request, headers=bearer(key)))[0] == 200
+        got, _, found = await run.post({**BODY, "workflow": "two"}, "/v1/workflows/plan", headers=bearer(key))
+        assert (got, found["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert scripted.cache.calls == 2
+
+
 async def test_each_step_has_its_own_line_in_the_log_and_the_run_is_not_metered(tmp_path: Path, request_lines: Any) -> None:
     async with served(tmp_path) as (_, run):
         _, key = await made(run)
