@@ -36,6 +36,7 @@ NAMES: Final = [
     "doctor",
     "live_page",
     "diagnostics",
+    "disaggregation",
     "fallback_pools",
     "translation",
     "responses",

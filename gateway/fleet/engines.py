@@ -76,6 +76,7 @@ class EngineProfile:
     # first token. None: it is learned (`router/learning/inflight.py`).
     shares_inflight: bool | None = None
     slots: bool = False  # a prefix is in the slot of an ended request, which the next request takes
+    bootstraps: bool = False  # its decoders wait for the prefiller that a request names; else they compute prompts, too
     choices: bool = False  # it takes `structured_outputs: {choice}`
     takes_rank: bool = False  # it computes a request at the data-parallel rank that X-data-parallel-rank names
     rank_field: bytes = b""  # the member of JSON bodies that also names the rank
@@ -345,6 +346,7 @@ SGLANG = EngineProfile(
     shares_inflight=True,
     takes_rank=True,
     rank_field=b"routed_dp_rank",  # versions before March 2026 do not know the header
+    bootstraps=True,
 )
 
 # Prefixes evicted from a slot go to a cache in the host's memory (--cache-ram, 8 GiB by default), whose size it does not

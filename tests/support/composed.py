@@ -32,6 +32,7 @@ EVENTS = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\ndata: [DO
 POOLS = {"pools": [{"replicas": ["http://replica.memory:1"]}]}
 SECTIONS = {
     "adoption": {"limits": {"adopt_s": 1}},
+    "disaggregation": {"disaggregation": {"local_tokens": 1}},
     "discovery": {"discovery": [{"file": "replicas.yaml"}]},
     "keys": {"keys": {"url": "sqlite"}},
     "ledger": {"ledger": {"url": "sqlite"}},
