@@ -34,6 +34,7 @@ SECTIONS = {
     "adoption": {"limits": {"adopt_s": 1}},
     "discovery": {"discovery": [{"file": "replicas.yaml"}]},
     "keys": {"keys": {"url": "sqlite"}},
+    "kv_events": {"kv_events": {"follow": True}},
     "ledger": {"ledger": {"url": "sqlite"}},
     "prompt_log": {"prompt_log": False},
     "responses": {"state": {"url": "sqlite"}},

@@ -1,0 +1,1 @@
+"""Cache events of engines: what they hold, block by block."""
