@@ -78,7 +78,7 @@ class Router(Owner):
         self.journal = journal
         self.followers: list[Callable[[Booking], None]] = []  # called with each decision of another router
         self._doubted: Set[str] = frozenset()
-        self.residency: Residency | None = None  # knows what engines report that they hold
+        self.residency: Residency | None = None  # knows the reports of engines about their caches
         self.trie = RadixTrie(ttl_s, memory_bytes)
         self.ledger = BookingLedger()
         self.rents = Rents()

@@ -1,6 +1,6 @@
 """The costs of one prompt on every replica at one moment, from the trie, the ledger and the rents.
 
-Where engines report what they hold (`know`), their reports replace the matches of the index, except for prompts that are being
+Where engines report their blocks (`know`), these replace the matches of the index, except for prompts that are being
 computed.
 
 `cheapest` runs for every request, so it prices as few replicas as possible: first the holder of the longest match, then only
@@ -92,7 +92,7 @@ class Quotes:
         self.least = self.total - self.tokens(self.longest)
 
     def know(self, residency: Residency, tokens: PromptTokens) -> None:
-        """Take what engines report that they hold for what the index believes. O(replicas), plus their lookups and leases."""
+        """Replace the matches of the index by the reports of engines. O(replicas), plus their lookups and leases."""
         prompt = self.prompt
         if not prompt.keys:
             return

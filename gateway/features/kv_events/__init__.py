@@ -1,1 +1,1 @@
-"""Cache events of engines: what they hold, block by block."""
+"""Cache events of engines: their blocks."""

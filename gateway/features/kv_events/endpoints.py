@@ -20,6 +20,6 @@ class KvEventEndpoints:
         return [get("/warmroute/kv_events", self.kv_events)]
 
     async def kv_events(self, request: HttpRequest) -> Response:
-        """The followed publishers of cache events, and what they have told, in the worker that answers."""
+        """The followed publishers of cache events, with their counts, in the worker that answers."""
         self._operator.allow(request)
         return Response(msgspec.json.encode({"publishers": self._following.rows()}))

@@ -1,4 +1,4 @@
-"""Routing by what engines report that they hold."""
+"""Routing by the cache events of engines."""
 
 from __future__ import annotations
 

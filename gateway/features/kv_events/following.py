@@ -69,7 +69,7 @@ class PublisherSet:
     # -- every second
 
     def sweep(self, now: float) -> None:
-        """Ask replicas that have come up, and forget those that have left. O(replicas)."""
+        """Ask replicas that have come up, and forget departed ones. O(replicas)."""
         if self._receiver is None:
             return
         present = set(self._fleet.replicas)

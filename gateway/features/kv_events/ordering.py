@@ -6,8 +6,8 @@
                   └─ a restart ─┴──► a lower number, or other content
 
 A publisher numbers its messages from 0 on, and keeps the last ones for replay. During a replay live messages are held back.
-What was missed for good ends the belief: all blocks are forgotten, and the engine may hold more than is known from then on. A
-publisher that seems to restart again and again is several publishers at one port: nothing of it is believed for REST_S.
+Messages that are lost for good end the belief: all blocks are forgotten, and the engine may hold more than the known ones.
+A publisher that seems to restart again and again is several publishers at one port: nothing of it is believed for REST_S.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class MessageOrder:
         self._held_bytes = 0
 
     def _release(self, now: float, *, checked: bool = True) -> None:
-        """Continue live, with the messages held back. checked: what is missing before the first of them is lost."""
+        """Continue live, with the messages held back. checked: messages missing before the first of them are lost."""
         held = list(self._held)
         self._drop_held()
         self.state, self._at, self._verified = LIVE, now, True

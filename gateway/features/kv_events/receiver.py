@@ -1,10 +1,10 @@
-"""The thread that receives events over ZMQ, and keeps what the engines hold.
+"""The thread that receives events over ZMQ, and keeps the engines' blocks.
 
 It alone changes streams and holdings; the event loop reads them (`holdings.py`). Commands reach it through a queue and a socket
 that wakes it. It gives the interpreter back after SLICE_S of work, so that a flood of events delays no request for longer.
 
-Bounds: messages of MAX_MESSAGE bytes, WAITING of them in a socket. If all engines together hold too many blocks, those of the
-largest one are forgotten.
+Bounds: messages of MAX_MESSAGE bytes, WAITING of them in a socket. If all engines together hold too many blocks, the
+largest one's are forgotten.
 """
 
 from __future__ import annotations

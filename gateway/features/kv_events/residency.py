@@ -46,7 +46,7 @@ class Agreement:
 
 
 class EngineResidency(Residency):
-    """See the module. pool_of: the pool of a replica, "" if it has left. told: what was said of the last prompt, by replica."""
+    """See the module. pool_of: the pool of a replica, "" if it has left. told: the answers about the last prompt."""
 
     def __init__(self, pool_of: Callable[[str], str], clock: Callable[[], float]) -> None:
         self._pool_of, self._clock = pool_of, clock

@@ -1,4 +1,4 @@
-"""One publisher, followed: its messages in order, and what its engine holds."""
+"""One publisher, followed: its messages in order, and the blocks of its engine."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class EventStream:
             self.holdings.apply(event, now)
 
     def forget(self, reason: str) -> None:
-        """Forget everything; what the engine holds is unknown."""
+        """Forget everything: the engine may hold anything."""
         self.holdings.clear(complete=False)
         self.full = False
         if reason == "restart":
