@@ -1,8 +1,8 @@
 """The prefixes that engines themselves report to hold, for prompts whose token ids are known.
 
 The index believes in the prompts that were sent through routers. An engine with cache events reports its blocks, from any
-source, and its evictions. `Residency` knows them; the router asks it for each prompt with tokens (`Quotes.know`). Without tokens
-or events of a replica, the index alone decides. Prompts that are being computed are not in the events yet: they are
+source, and its evictions. `Residency` knows them; the router asks it for each prompt with tokens (`Quotes.know`). Without
+tokens or events of a replica, the index alone decides. Prompts that are being computed are not in the events yet: they are
 matched by the open leases.
 """
 

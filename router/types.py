@@ -111,7 +111,8 @@ class Replica:
     capacity_tokens: the size of its KV cache, None if unknown (unbounded here). context_tokens: the longest prompt that it
     accepts, None if unknown. one_conversation: its cache holds only the last request. pool: replicas of one pool are expected
     to be equally fast. shares_inflight: it shares a prefix that it is still computing; None: to be learned. slots: a prefix is
-    found when its request has ended, by one request at a time.
+    found when its request has ended, by one request at a time. caches: number of private caches behind it, of which the router
+    can choose none.
     """
 
     name: str
@@ -121,6 +122,7 @@ class Replica:
     pool: str = ""
     shares_inflight: bool | None = True
     slots: bool = False
+    caches: int = 1
 
 
 class Cost(NamedTuple):

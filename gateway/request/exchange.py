@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from gateway.accounting.consumed import Consumption, Prediction, consumed
@@ -225,7 +225,8 @@ class Exchange:
     answers: reads the answer of the current replica: `dialect`, or set by its form (`forms.py`). edited: the editor of that
     answer, or None. assembly: assembles the answer as a value, or None. head_lines: of features, for the head of the answer.
     binding: of a feature, to one pool, or None. ended_by: the error with which a feature has cancelled the request's task, or
-    None. body_size: bytes of the body when a replica was chosen, which is dropped before the answer ends.
+    None. instead: of a feature that has cancelled the task to answer the request itself, or None. body_size: bytes of the body
+    when a replica was chosen, which is dropped before the answer ends.
     """
 
     __slots__ = (
@@ -245,6 +246,7 @@ class Exchange:
         "edited",
         "ended_by",
         "head_lines",
+        "instead",
         "notes",
         "parsed",
         "permit",
@@ -281,6 +283,7 @@ class Exchange:
         self.assembly: AnswerAssembly | None = None
         self.binding: PoolBinding | None = None
         self.ended_by: GatewayError | None = None
+        self.instead: Callable[[Exchange], Awaitable[ClientReply]] | None = None
         self._copied = False  # a changed copy of the body is charged
         self._judged: tuple[Usage, Usage | None] | None = None  # the usage as reported, and as far as it is believed
 

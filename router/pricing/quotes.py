@@ -17,6 +17,7 @@ from typing import Final
 from router.index.blocks import shared_blocks
 from router.index.trie import RadixTrie
 from router.learning.sessions import COINCIDENCE_BLOCKS, Session, Sessions
+from router.learning.shares import Shares
 from router.load import BookingLedger, ReplicaLoad
 from router.pricing.cost import DECODE_TOKENS, DUPLICATE_WEIGHT, cost, discounted, reuse_chance, starting
 from router.pricing.replication import Rents
@@ -29,7 +30,8 @@ MOST_LEASES: Final = 64  # of a replica, that are compared with a prompt
 
 
 class Quotes:
-    """now: time of the question. matched: replica -> leading blocks that it is believed to hold. longest: the maximum over
+    """now: time of the question. matched: replica -> leading blocks that it is believed to hold. sent: likewise, blocks
+    that it was sent, more than it holds only where it has several caches (`learning/shares.py`). longest: the maximum over
     `replicas`. shared_prefix: the key of the last block of the longest match; empty without a match. total: tokens of the
     prompt. least: tokens uncached on the holder of the longest match. block_weight: of a block of the prompt
     (`Prompt.block_weight`). unseen: replica -> units of the prompt that it may hold of the session beyond the longest match, if
@@ -55,6 +57,7 @@ class Quotes:
         "now",
         "prompt",
         "replicas",
+        "sent",
         "shared_prefix",
         "total",
         "unseen",
@@ -68,6 +71,7 @@ class Quotes:
         units_per_token: float,
         replicas: Collection[str],
         now: float,
+        shares: Shares | None = None,
     ) -> None:
         self._trie = trie
         self._ledger = ledger
@@ -85,7 +89,9 @@ class Quotes:
         self._expected: dict[str, int] = {}  # expected tokens among the unseen ones
         self._known: dict[str, HeldPrefix] | None = None  # reported by engines
         self.total = int(prompt.units / units_per_token + 0.5)
-        self.matched = trie.match(prompt.keys, now)
+        self.matched = self.sent = trie.match(prompt.keys, now)
+        if shares:
+            self.matched = shares.believed(self.sent)
         self._holder, self.longest = _longest(self.matched, replicas) if self.matched else ("", 0)
         end = self.longest * KEY_BYTES
         self.shared_prefix = prompt.keys[end - KEY_BYTES : end] if end else b""
@@ -99,7 +105,7 @@ class Quotes:
         if tokens.whole and tokens.count:
             self.total = tokens.count
             self._per_block = prompt.block_units * tokens.count / prompt.units
-        known = dict[str, HeldPrefix]()
+        known, self.matched = dict[str, HeldPrefix](), dict(self.matched)
         for name in self.replicas:
             held = residency.held(tokens, name)
             if held is None:
