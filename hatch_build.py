@@ -49,6 +49,7 @@ HOT = (
     "router/pricing/cost.py",
     "router/pricing/quotes.py",
     "router/pricing/replication.py",
+    "router/residency.py",
     "router/router.py",
     "router/types.py",
     "gateway/accounting/consumed.py",

@@ -47,6 +47,7 @@ from router.pricing.cost import START_S
 from router.pricing.quotes import Quotes
 from router.pricing.replication import Rents
 from router.replication_log import Journal
+from router.residency import Residency
 from router.types import KEY_BYTES, TOKEN_WEIGHT, BlockKeys, Candidate, Decision, Outcome, Prompt, Random, Replica
 
 MAX_TOKENS_PER_UNIT: Final = 100  # an image has few bytes of canonical text, and up to a thousand tokens
@@ -78,6 +79,7 @@ class Router(Owner):
         self.journal = journal
         self.followers: list[Callable[[Booking], None]] = []  # called with each decision of another router
         self._doubted: Set[str] = frozenset()
+        self.residency: Residency | None = None  # knows the reports of engines about their caches
         self.trie = RadixTrie(ttl_s, memory_bytes)
         self.ledger = BookingLedger()
         self.rents = Rents()
@@ -408,6 +410,8 @@ class Router(Owner):
         if not replicas:
             raise ValueError("no replica to choose from")
         quotes = Quotes(self.trie, self.ledger, prompt, self.units_per_token(prompt.scale), replicas, now, self._shares)
+        if prompt.tokens is not None and self.residency is not None:
+            quotes.know(self.residency, prompt.tokens)
         quotes.discount(self.rents)
         if prompt.session_key:
             sessions = self.sessions
