@@ -145,7 +145,7 @@ def _ranks(engine: EngineProfile, page: Page) -> list[int]:
 
 
 def _page_of_rank(page: Page, label: str, rank: int) -> Page:
-    """The samples of a rank, and those that belong to no rank."""
+    """The samples of a rank, and samples without a rank."""
     own = (str(rank), "")
     return {name: [each for each in samples if each.labels.get(label, "") in own] for name, samples in page.items()}
 

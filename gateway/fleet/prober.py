@@ -129,7 +129,7 @@ class Prober:
         self._show_load(state.name, None, None)
 
     def _together(self, state: ReplicaState) -> Sequence[ReplicaState]:
-        """The ranks of this replica's server, the one that is asked first; or the replica alone."""
+        """The ranks of this replica's server, the asked one first; or the replica alone."""
         if state.member.rank is None:
             return (state,)
         return tuple(self._ranks.get(server_of(state.member), ()))
