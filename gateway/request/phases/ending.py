@@ -73,7 +73,7 @@ class EndPhase:
             record.status, record.error = delivered.status, reported.message
 
     def withdraw(self, exchange: Exchange) -> None:
-        """The request needs no replica any more, before it has an answer: releases its slot and its booking, and forgets them."""
+        """The request needs no replica any more, before it has an answer: releases and forgets its slot and its booking."""
         exchange.leave_queue()
         if exchange.booked:
             self._attempts.drop_next_target(exchange)
