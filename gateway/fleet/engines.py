@@ -27,6 +27,7 @@ _MAX_SAMPLES = 2048  # of all metrics in the table together: one of each for eac
 _MAX_LABEL_BYTES = 256 << 10  # of all samples together
 
 _MAX_KV_TOKENS = 10_000_000_000
+MAX_VERSION_CHARS = 200
 _MAX_SEQUENCES = 1_000_000
 _MAX_START = 1e11  # seconds since 1970; a larger value is in milliseconds, and ignored
 
@@ -78,6 +79,8 @@ class EngineProfile:
     slots: bool = False  # a prefix is in the slot of an ended request, which the next request takes
     bootstraps: bool = False  # its decoders wait for the prefiller that a request names; else they compute prompts, too
     choices: bool = False  # it takes `structured_outputs: {choice}`
+    sleeping: str = ""  # metric with a sample `sleep_state="awake"`: 0 while it sleeps, has no weights and no cache
+    versions: tuple[str, ...] = ()  # paths of JSON answers with the `weight_version` of its model
     takes_rank: bool = False  # it computes a request at the data-parallel rank that X-data-parallel-rank names
     rank_field: bytes = b""  # the member of JSON bodies that also names the rank
 
@@ -89,7 +92,7 @@ class Facts:
     started: start of its process, in seconds since 1970. running, waiting: sequences. caching: its prefix cache is on.
     progress: the values of its metrics of progress, summed over models and ranks; empty: it has none. caches: number of its
     data-parallel ranks on its page, which have a cache each. ranks: the facts of each of several ranks; empty if they are not
-    numbered from 0.
+    numbered from 0. asleep: it has given its memory back, and cannot answer. version: of its weights; "": unknown.
     """
 
     engine: EngineProfile = field(default_factory=lambda: UNKNOWN)
@@ -101,6 +104,8 @@ class Facts:
     progress: tuple[float, ...] = ()
     caches: int = 1
     ranks: tuple[Facts, ...] = ()
+    asleep: bool = False
+    version: str = ""
 
     @property
     def capacity_tokens(self) -> int | None:
@@ -159,7 +164,14 @@ def _read(engine: EngineProfile, page: Page) -> Facts:
         waiting=_sequences(page, engine.waiting, engine.rank),
         caching=_caching(page),
         progress=_progress(page, engine.progress),
+        asleep=bool(engine.sleeping) and _asleep(page, engine.sleeping),
     )
+
+
+def version_of(answer: Any) -> str:
+    """The version of an engine's weights, from the parsed JSON answer to one of its `versions`; "": there is none."""
+    version = answer.get("weight_version") if isinstance(answer, dict) else None
+    return version[:MAX_VERSION_CHARS] if isinstance(version, str) else ""
 
 
 def kv_of(engine: EngineProfile, answer: Any) -> int | None:
@@ -245,6 +257,12 @@ def _progress(page: Page, names: Sequence[str]) -> tuple[float, ...]:
     return tuple(sum(_number(sample.value) or 0.0 for sample in page.get(name, ())) for name in names)
 
 
+def _asleep(page: Page, name: str) -> bool:
+    """True if all samples of this metric say that the engine is not awake."""
+    awake = [_number(sample.value) for sample in page.get(name, ()) if sample.labels.get("sleep_state") == "awake"]
+    return bool(awake) and all(value == 0 for value in awake)
+
+
 def _over_ranks(samples: Sequence[Sample], rank: str, value: Callable[[Sample], float | None]) -> float | None:
     """The sum over the ranks of the largest value in each; None if there is none, or an impossible one."""
     largest: dict[str, float] = {}
@@ -316,6 +334,8 @@ VLLM = EngineProfile(
     salts=True,
     shares_inflight=True,
     choices=True,
+    sleeping="vllm:engine_sleep_state",
+    versions=("/weight_info",),
     takes_rank=True,
 )
 
@@ -344,6 +364,7 @@ SGLANG = EngineProfile(
     answer_kv=_sglang_answer_kv,
     inquiries=("/v1/loads", "/server_info", "/get_server_info"),
     shares_inflight=True,
+    versions=("/model_info", "/get_model_info"),
     takes_rank=True,
     rank_field=b"routed_dp_rank",  # versions before March 2026 do not know the header
     bootstraps=True,
@@ -428,7 +449,10 @@ ENGINES = (VLLM, OURS, SGLANG, LLAMACPP, TGI, OLLAMA, DISTRIBUTED_LLAMA)
 _BY_NAME: Mapping[str, EngineProfile] = {engine.name: engine for engine in ENGINES}
 
 _NAMES = frozenset(
-    [_START, *(name for each in ENGINES for name in (each.running, each.waiting, *each.kv_metrics, *each.progress) if name)]
+    name
+    for each in ENGINES
+    for name in (_START, each.running, each.waiting, each.sleeping, *each.kv_metrics, *each.progress)
+    if name
 )
 # Some builds of SGLang write sglang_ for sglang:, as all exporters do that cannot have colons.
 _CANONICAL: Mapping[bytes, str] = {name.replace(":", "_").encode(): name for name in sorted(_NAMES)}
