@@ -73,7 +73,7 @@ class EndPhase:
             record.status, record.error = delivered.status, reported.message
 
     def withdraw(self, exchange: Exchange) -> None:
-        """The request needs no replica any more, before it has an answer: releases and forgets its slot and its booking."""
+        """Before an answer: the request needs no replica any more. Releases its slot and its booking, and forgets them."""
         exchange.leave_queue()
         if exchange.booked:
             self._attempts.drop_next_target(exchange)
@@ -114,6 +114,9 @@ def _complete(record: SettledRequest, exchange: Exchange) -> None:
     chosen, attempts, delivered = exchange.booking.chosen, exchange.attempts, exchange.delivered
     placement.pool, placement.replica = placement.pool or exchange.target.pool, chosen.replica  # a fallback has set its pool
     placement.predicted_cached_tokens = chosen.matched_tokens
+    if (prefilled := exchange.prefilled) is not None:
+        placement.prefiller, placement.predicted_cached_tokens = prefilled.replica, prefilled.matched_tokens
+        record.subject.countable = False  # the counts of cached tokens are not about the replica of the booking
     placement.available_cached_tokens = exchange.booking.decision.available_tokens
     placement.failed_attempts = attempts.failed
     placement.asked = placement.asked or attempts.asked
