@@ -38,7 +38,7 @@ from router.learning.objects import Objects
 from router.learning.promises import BUSY, GONE, HELD, LEAST_TOKENS, LOST, WAIT_S, Promises
 from router.learning.scales import MAX_SCALES, MAX_UNITS, Scales
 from router.learning.sessions import Session, Sessions
-from router.learning.shares import Shares
+from router.learning.shares import CacheShares
 from router.load import BookingLedger, Lease
 from router.policies.least_cost import LeastCost
 from router.policies.policy import Policies
@@ -47,6 +47,7 @@ from router.pricing.cost import START_S
 from router.pricing.quotes import Quotes
 from router.pricing.replication import Rents
 from router.replication_log import Journal
+from router.residency import Residency
 from router.types import KEY_BYTES, TOKEN_WEIGHT, BlockKeys, Candidate, Decision, Outcome, Prompt, Random, Replica
 
 MAX_TOKENS_PER_UNIT: Final = 100  # an image has few bytes of canonical text, and up to a thousand tokens
@@ -78,6 +79,7 @@ class Router(Owner):
         self.journal = journal
         self.followers: list[Callable[[Booking], None]] = []  # called with each decision of another router
         self._doubted: Set[str] = frozenset()
+        self.residency: Residency | None = None  # knows the reports of engines about their caches
         self.trie = RadixTrie(ttl_s, memory_bytes)
         self.ledger = BookingLedger()
         self.rents = Rents()
@@ -95,7 +97,7 @@ class Router(Owner):
         self._evidence: dict[str, Evidence] = {}
         self._allowances: dict[str, Allowances] = {}
         self._inflight: dict[str, InflightSharing] = {}  # of replicas that may not share prefixes in flight
-        self._shares = Shares()  # of replicas with several caches
+        self._shares = CacheShares()  # of replicas with several caches
         self._uncounted = UncountedMemory()
         self._paid = PaidPrefixes(ttl_s, memory_bytes)
         self.scales = Scales()
@@ -408,6 +410,8 @@ class Router(Owner):
         if not replicas:
             raise ValueError("no replica to choose from")
         quotes = Quotes(self.trie, self.ledger, prompt, self.units_per_token(prompt.scale), replicas, now, self._shares)
+        if prompt.tokens is not None and self.residency is not None:
+            quotes.know(self.residency, prompt.tokens)
         quotes.discount(self.rents)
         if prompt.session_key:
             sessions = self.sessions

@@ -32,6 +32,7 @@ SteeringField = Literal[
     "priority",
 ]
 TranslatedApi = Literal["messages", "responses"]
+KeyHeader = Literal["authorization", "x-api-key"]
 EngineName = Literal["auto", "vllm", "warmroute", "sglang", "llamacpp", "tgi", "ollama", "distributed-llama"]
 
 DATABASE_URL_PATTERN = r"off|sqlite|sqlite:///[^\s?#]+|postgres(ql)?://[^\s]+"

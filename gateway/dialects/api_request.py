@@ -154,7 +154,7 @@ def router_prompt(
     name, number = session
     if (made := api.made) is not None:
         again = Prompt(made.keys, made.units, made.block_units, scale if made.scale else "", name, client, number)
-        again.breakpoints = made.breakpoints
+        again.breakpoints, again.tokens = made.breakpoints, made.tokens
         return again
     prompt = api.prompt
     if prompt is None:

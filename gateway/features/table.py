@@ -37,6 +37,7 @@ NAMES: Final = [
     "doctor",
     "live_page",
     "diagnostics",
+    "disaggregation",
     "fallback_pools",
     "translation",
     "responses",
@@ -45,6 +46,7 @@ NAMES: Final = [
     "workflows",
     "prompt_log",
     "adoption",
+    "kv_events",
 ]
 """In the order of installation."""
 

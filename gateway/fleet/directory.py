@@ -16,7 +16,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -64,7 +64,8 @@ class Target:
     """The replicas for a model. label: the model's bounded name for metrics. replicas: the live ones, or else the doubtful
     ones. down: the replicas that serve the model but are not live, with the reasons. draining: some of these are up, but drain.
     pool: its name. fallback: target of requests that the pool cannot serve. named: the pool was named by another pool's
-    fallback, and not found by the model. translate, delta: as in `Pool`.
+    fallback, and not found by the model. translate, delta: as in `Pool`. prefillers: live replicas that compute prompts for
+    others, and are not in `replicas`.
     """
 
     model: str
@@ -80,6 +81,7 @@ class Target:
     named: bool = False
     translate: tuple[str, ...] | None = None
     delta: bool = False
+    prefillers: Mapping[str, ReplicaState] = field(default_factory=dict)
 
     async def wait(self, tenant: str, priority: str | None, most: int | None, place: Place, *, pulsed: bool) -> Permit:
         """Waits for a slot at the replicas. priority: the client's header. most: maximum of the priority, and its value without
@@ -610,7 +612,8 @@ class Fleet:
 def _target_of(pool: Pool, model: str, label: str) -> Target:
     # Engines answer 404 for models that they do not serve; replicas that list the model are preferred.
     members = [state for state in pool.replicas if model in state.models] or pool.replicas
-    serving = [state for state in members if state.live] or [state for state in members if state.doubtful]
+    answering = [state for state in members if state.answers]
+    serving = [state for state in answering if state.live] or [state for state in answering if state.doubtful]
     return Target(
         model,
         label,
@@ -619,11 +622,12 @@ def _target_of(pool: Pool, model: str, label: str) -> Target:
         pool.admission,
         pool.resume_streams,
         pool.strip_billing_header,
-        draining=any(state.up and not state.live for state in members),
+        draining=any(state.up and not state.live for state in answering),
         pool=pool.name,
         fallback=pool.fallback,
         translate=pool.translate,
         delta=pool.delta,
+        prefillers={state.name: state for state in members if state.live and not state.answers},
     )
 
 

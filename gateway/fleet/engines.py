@@ -77,6 +77,7 @@ class EngineProfile:
     # first token. None: it is learned (`router/learning/inflight.py`).
     shares_inflight: bool | None = None
     slots: bool = False  # a prefix is in the slot of an ended request, which the next request takes
+    bootstraps: bool = False  # its decoders wait for the prefiller that a request names; else they compute prompts, too
     choices: bool = False  # it takes `structured_outputs: {choice}`
     sleeping: str = ""  # metric with a sample `sleep_state="awake"`: 0 while it sleeps, has no weights and no cache
     versions: tuple[str, ...] = ()  # paths of JSON answers with the `weight_version` of its model
@@ -151,7 +152,7 @@ def _ranks(engine: EngineProfile, page: Page) -> list[int]:
 
 
 def _page_of_rank(page: Page, label: str, rank: int) -> Page:
-    """The samples of a rank, and those that belong to no rank."""
+    """The samples of a rank, and samples without a rank."""
     own = (str(rank), "")
     return {name: [each for each in samples if each.labels.get(label, "") in own] for name, samples in page.items()}
 
@@ -371,6 +372,7 @@ SGLANG = EngineProfile(
     versions=("/model_info", "/get_model_info"),
     takes_rank=True,
     rank_field=b"routed_dp_rank",  # versions before March 2026 do not know the header
+    bootstraps=True,
 )
 
 # Prefixes evicted from a slot go to a cache in the host's memory (--cache-ram, 8 GiB by default), whose size it does not

@@ -42,6 +42,7 @@ from gateway.errors import LOADING, REFUSED, UNREACHABLE, GatewayError, ReplicaF
 from gateway.fleet.cache_reports import CacheFinding
 from gateway.fleet.engine_client import MAX_MODELS, Models, facts_of, models_of
 from gateway.fleet.engines import Facts, named
+from gateway.fleet.membership import PREFILL
 from gateway.fleet.ranks import Server, of_rank, server_of
 from gateway.fleet.state import BETWEEN_PROCESSES, NOT_PROBED, ReplicaState
 from gateway.telemetry.logs import first_of
@@ -130,7 +131,7 @@ class Prober:
         self._show_load(state.name, None, None)
 
     def _together(self, state: ReplicaState) -> Sequence[ReplicaState]:
-        """The ranks of this replica's server, the one that is asked first; or the replica alone."""
+        """The ranks of this replica's server, the asked one first; or the replica alone."""
         if state.member.rank is None:
             return (state,)
         return tuple(self._ranks.get(server_of(state.member), ()))
@@ -149,7 +150,8 @@ class Prober:
     def set_bounds(self, state: ReplicaState) -> None:
         """Give the router the replica's KV size, longest prompt and kind of engine; called when they may have changed."""
         capacity, engine = state.capacity_tokens, state.engine
-        known = state.name, capacity, state.context_tokens, engine.one_conversation, state.member.pool
+        kind = state.member.pool if state.answers else f"{state.member.pool} {PREFILL}"  # transfers are not as fast as prefills
+        known = state.name, capacity, state.context_tokens, engine.one_conversation, kind
         self._router.add(Replica(*known, engine.shares_inflight, engine.slots, state.member.caches))
         self._metrics.replica_capacity.set((state.name,), capacity)
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from gateway.accounting.consumed import Consumption
 from gateway.accounting.meter import Bill
+from gateway.dialects.log_names import without_names
 from gateway.dialects.table import OTHER_ENDPOINT, UNLOGGED, endpoint_of
 from gateway.dialects.usage import Usage
 from gateway.errors import CLIENT_LEFT
@@ -101,7 +102,8 @@ class Subject:
 
 
 class Placement:
-    """The placement of a request. failed_attempts: replica, reason and error of each. passed: earlier pools that could not
+    """The placement of a request. prefiller: the replica that has computed the prompt, if another one answers.
+    failed_attempts: replica, reason and error of each. passed: earlier pools that could not
     serve it; then pool is the last one. asked: the request was sent, or was to be sent, to a replica. queued_s: seconds in
     queues of pools. held_s: seconds of waiting for another request that computed its prefix.
     """
@@ -114,6 +116,7 @@ class Placement:
     passed: tuple[str, ...] = ()
     pool = ""
     predicted_cached_tokens = 0
+    prefiller = ""
     queued_s = 0.0
     reason = ""
     replica = ""
@@ -181,6 +184,8 @@ class SettledRequest:
         self.subject.endpoint = endpoint = endpoint_of(path)
         if endpoint == UNLOGGED:
             self.path = UNLOGGED
+        elif endpoint != path:
+            self.path = without_names(path)  # of a mistyped path, or of a response
 
     @property
     def told_code(self) -> str:
