@@ -92,7 +92,8 @@ class Facts:
     started: start of its process, in seconds since 1970. running, waiting: sequences. caching: its prefix cache is on.
     progress: the values of its metrics of progress, summed over models and ranks; empty: it has none. caches: number of its
     data-parallel ranks on its page, which have a cache each. ranks: the facts of each of several ranks; empty if they are not
-    numbered from 0. asleep: it has given its memory back, and cannot answer. version: of its weights; "": unknown.
+    numbered from 0. asleep: it has given its memory back, and cannot answer. restorable: it has kept its weights
+    in the host's memory meanwhile. version: of its weights; "": unknown.
     """
 
     engine: EngineProfile = field(default_factory=lambda: UNKNOWN)
@@ -105,6 +106,7 @@ class Facts:
     caches: int = 1
     ranks: tuple[Facts, ...] = ()
     asleep: bool = False
+    restorable: bool = False
     version: str = ""
 
     @property
@@ -164,7 +166,8 @@ def _read(engine: EngineProfile, page: Page) -> Facts:
         waiting=_sequences(page, engine.waiting, engine.rank),
         caching=_caching(page),
         progress=_progress(page, engine.progress),
-        asleep=bool(engine.sleeping) and _asleep(page, engine.sleeping),
+        asleep=_sleep_state(page, engine.sleeping, "awake") == 0,
+        restorable=(_sleep_state(page, engine.sleeping, "weights_offloaded") or 0) > 0,
     )
 
 
@@ -257,10 +260,12 @@ def _progress(page: Page, names: Sequence[str]) -> tuple[float, ...]:
     return tuple(sum(_number(sample.value) or 0.0 for sample in page.get(name, ())) for name in names)
 
 
-def _asleep(page: Page, name: str) -> bool:
-    """True if all samples of this metric say that the engine is not awake."""
-    awake = [_number(sample.value) for sample in page.get(name, ()) if sample.labels.get("sleep_state") == "awake"]
-    return bool(awake) and all(value == 0 for value in awake)
+def _sleep_state(page: Page, name: str, state: str) -> float | None:
+    """The largest value of this state over the ranks; None: unknown."""
+    samples = page.get(name, ()) if name else ()
+    values = [_number(sample.value) for sample in samples if sample.labels.get("sleep_state") == state]
+    known = [value for value in values if value is not None]
+    return max(known) if known and len(known) == len(values) else None
 
 
 def _over_ranks(samples: Sequence[Sample], rank: str, value: Callable[[Sample], float | None]) -> float | None:

@@ -369,7 +369,8 @@ class Prober:
         found = await facts_of(upstream, state.url, timeout_s, state.models, known, engine, inquire=again)
         facts, state.has_metrics = found
         if not state.has_metrics:
-            facts = replace(facts, asleep=state.facts.asleep, version=state.facts.version)
+            before = state.facts
+            facts = replace(facts, asleep=before.asleep, restorable=before.restorable, version=before.version)
         elif not facts.version:
             facts = replace(facts, version=state.facts.version)
         if not (state.up and state in self._tasks):  # it may have gone down or left during the question

@@ -28,7 +28,15 @@ _HEADERS: Final = b"Accept: application/json\r\nAccept-Encoding: identity\r\n"
 
 
 async def sources_of(upstream: UpstreamClient, state: ReplicaState) -> list[Source]:
-    """The publishers; empty if the replica names none that can be followed. Raises ReplicaFailure, GatewayError."""
+    """The publishers, of a rank its own; empty if the replica names none that can be followed. Raises ReplicaFailure,
+    GatewayError.
+    """
+    own, found = state.member.rank, await _published(upstream, state)
+    return [source for source in found if own is None or source.rank == own]
+
+
+async def _published(upstream: UpstreamClient, state: ReplicaState) -> list[Source]:
+    """The publishers of the replica's server."""
     url, host = state.url, parse_address(state.url).host
     named: Any = await _ask(upstream, url, "/kv_event_sources")
     if isinstance(named, dict):
