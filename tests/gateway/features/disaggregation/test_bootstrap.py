@@ -31,7 +31,9 @@ async def test_both_legs_are_the_same_and_meet_in_one_room() -> None:
     assert 0 <= room < 1 << 63
     assert room != decoder.requests[1].json["bootstrap_room"]
     assert prefiller.requests[0].headers["x-request-id"] == decoder.requests[0].headers["x-request-id"]
-    assert counts['warmroute_prompt_tokens_total{cache="hit",model="m",replica="d0"}'] == 1280, "the decoder reports the hits of both"
+    assert counts['warmroute_prompt_tokens_total{cache="hit",model="m",replica="d0"}'] == 1280, (
+        "the decoder reports the hits of both"
+    )
 
 
 async def test_a_batch_has_a_room_for_each_prompt() -> None:
