@@ -182,7 +182,7 @@ def report(rows: Sequence[Result], made_by: str) -> Iterator[str]:
     yield f"{made_by}\n"
     yield (
         "One worker on one core, clients on the others. Full handshakes (TLS 1.3, no resumption), as fast as they are served;"
-        " then first messages that arrive at once. Pause: the longest answer to a request that the same loop served meanwhile.\n"
+        " then first messages that arrive at once. Pause: the longest answer to a request that the same loop served then.\n"
     )
     yield "| key | load | handshakes | handshakes/s | CPU ms each | longest pause ms | p99 ms |"
     yield "|---|---|--:|--:|--:|--:|--:|"

@@ -28,6 +28,7 @@ from gateway.config.kinds import (
     EngineName,
     FilePath,
     KeyFile,
+    KeyHeader,
     ModelAlias,
     ModelName,
     ModelPrefix,
@@ -35,8 +36,10 @@ from gateway.config.kinds import (
     Port,
     Positive,
     Price,
+    Ranks,
     Seconds,
     ServerName,
+    SteeringField,
     TranslatedApi,
     Variable,
     Weight,
@@ -108,6 +111,7 @@ class KeyConfig(ConfigSection, frozen=True):
 
     env: Annotated[Variable, about("Name of an environment variable of the gateway.")] = ""
     file: Annotated[KeyFile, about("Absolute path of a file with the key; it is read again when it changes.")] = ""
+    header: Annotated[KeyHeader, about("Where the key is sent: x-api-key for Anthropic's own API.")] = "authorization"
 
     @property
     def place(self) -> str:
@@ -146,6 +150,9 @@ class AddedReplica(ConfigSection, frozen=True):
     capacity_tokens: Annotated[Positive | None, about("Size of its KV cache; null: as its engine advertises.")] = None
     engine: Annotated[EngineName, about("What it is; auto: found out. Distributed-Llama has to be named.")] = "auto"
     weight: Annotated[Weight, about("Its share of new work, beside the weights of the others of its pool.")] = MAX_WEIGHT
+    ranks: Annotated[
+        Ranks | None, about("Data-parallel ranks behind its URL, each with a cache of its own; null: as its metrics say.")
+    ] = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -245,6 +252,11 @@ class RoutingConfig(ConfigSection, frozen=True):
         Audience,
         about("Who gets X-Warmroute-Replica and X-Warmroute-Cached-Tokens, which show what others have sent."),
     ] = "operators"
+
+    client_fields: Annotated[
+        tuple[SteeringField, ...],
+        about("Fields of clients' bodies that steer engines and reach them all the same; the others of these are cut out."),
+    ] = ()
 
     @property
     def block_tokens(self) -> int:

@@ -45,6 +45,7 @@ NAMES: Final = [
     "workflows",
     "prompt_log",
     "adoption",
+    "kv_events",
 ]
 """In the order of installation."""
 

@@ -5,9 +5,10 @@ engine, `read` its facts. Nothing here raises. Impossible values (NaN, negative,
 and None always means "missing".
 
 An engine with several ranks (data parallel) has a cache in each: within a rank the largest sample counts, and the ranks are
-added. The page is parsed by one regular expression made from the table, in a quarter of a millisecond for vLLM's 60 kB: a
-complete parser takes thirty times as long, in the event loop, for each replica at every probe. It is parsed in slices of whole
-lines (`slices`, `PageReader`), between which the event loop can run: the largest page takes 80 ms of CPU time.
+added; `Facts.ranks` has them one by one. The page is parsed by one regular expression made from the table, in a quarter of a
+millisecond for vLLM's 60 kB: a complete parser takes thirty times as long, in the event loop, for each replica at every probe.
+It is parsed in slices of whole lines (`slices`, `PageReader`), between which the event loop can run: the largest page takes
+80 ms of CPU time.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from gateway.config.kinds import MAX_RANKS
+
 MAX_PAGE_BYTES = 2 << 20  # of any answer that is parsed here; vLLM's page has 60 kB for each of its ranks
 SLICE_BYTES = 64 << 10  # parsed at once: up to 3 ms. A longer line is skipped; vLLM's longest has 3 kB
 _MAX_SAMPLES = 2048  # of all metrics in the table together: one of each for each rank
 _MAX_LABEL_BYTES = 256 << 10  # of all samples together
 
 _MAX_KV_TOKENS = 10_000_000_000
+MAX_VERSION_CHARS = 200
 _MAX_SEQUENCES = 1_000_000
 _MAX_START = 1e11  # seconds since 1970; a larger value is in milliseconds, and ignored
 
@@ -75,6 +79,10 @@ class EngineProfile:
     slots: bool = False  # a prefix is in the slot of an ended request, which the next request takes
     bootstraps: bool = False  # its decoders wait for the prefiller that a request names; else they compute prompts, too
     choices: bool = False  # it takes `structured_outputs: {choice}`
+    sleeping: str = ""  # metric with a sample `sleep_state="awake"`: 0 while it sleeps, has no weights and no cache
+    versions: tuple[str, ...] = ()  # paths of JSON answers with the `weight_version` of its model
+    takes_rank: bool = False  # it computes a request at the data-parallel rank that X-data-parallel-rank names
+    rank_field: bytes = b""  # the member of JSON bodies that also names the rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +90,9 @@ class Facts:
     """Facts that one engine reports about itself.
 
     started: start of its process, in seconds since 1970. running, waiting: sequences. caching: its prefix cache is on.
-    progress: the values of its metrics of progress, summed over models and ranks; empty: it has none.
+    progress: the values of its metrics of progress, summed over models and ranks; empty: it has none. caches: number of its
+    data-parallel ranks on its page, which have a cache each. ranks: the facts of each of several ranks; empty if they are not
+    numbered from 0. asleep: it has given its memory back, and cannot answer. version: of its weights; "": unknown.
     """
 
     engine: EngineProfile = field(default_factory=lambda: UNKNOWN)
@@ -92,6 +102,10 @@ class Facts:
     waiting: int | None = None
     caching: bool | None = None
     progress: tuple[float, ...] = ()
+    caches: int = 1
+    ranks: tuple[Facts, ...] = ()
+    asleep: bool = False
+    version: str = ""
 
     @property
     def capacity_tokens(self) -> int | None:
@@ -117,7 +131,31 @@ def named(name: str) -> EngineProfile | None:
 
 
 def read(engine: EngineProfile, page: Page) -> Facts:
-    """The facts on the page; `kv_of` may add the KV size."""
+    """The facts on the page; `kv_of` may add the KV size. O(samples x ranks)."""
+    facts, numbers = _read(engine, page), _ranks(engine, page)
+    if len(numbers) < 2:
+        return facts
+    numbered = numbers == list(range(len(numbers)))
+    ranks = [_read(engine, _page_of_rank(page, engine.rank, rank)) for rank in numbers] if numbered else []
+    return replace(facts, caches=len(numbers), ranks=tuple(ranks))
+
+
+def _ranks(engine: EngineProfile, page: Page) -> list[int]:
+    """The numbers of the data-parallel ranks on the page, in order; empty if there are too many."""
+    if not engine.rank:
+        return []
+    labels = {sample.labels.get(engine.rank, "") for sample in page.get(engine.running, ())}
+    numbers = sorted({int(label) for label in labels if label.isascii() and label.isdecimal() and len(label) < 6})
+    return numbers if len(numbers) <= MAX_RANKS else []
+
+
+def _page_of_rank(page: Page, label: str, rank: int) -> Page:
+    """The samples of a rank, and samples without a rank."""
+    own = (str(rank), "")
+    return {name: [each for each in samples if each.labels.get(label, "") in own] for name, samples in page.items()}
+
+
+def _read(engine: EngineProfile, page: Page) -> Facts:
     return Facts(
         engine=engine,
         kv_tokens=engine.page_kv(page, engine.rank),
@@ -126,7 +164,14 @@ def read(engine: EngineProfile, page: Page) -> Facts:
         waiting=_sequences(page, engine.waiting, engine.rank),
         caching=_caching(page),
         progress=_progress(page, engine.progress),
+        asleep=bool(engine.sleeping) and _asleep(page, engine.sleeping),
     )
+
+
+def version_of(answer: Any) -> str:
+    """The version of an engine's weights, from the parsed JSON answer to one of its `versions`; "": there is none."""
+    version = answer.get("weight_version") if isinstance(answer, dict) else None
+    return version[:MAX_VERSION_CHARS] if isinstance(version, str) else ""
 
 
 def kv_of(engine: EngineProfile, answer: Any) -> int | None:
@@ -212,6 +257,12 @@ def _progress(page: Page, names: Sequence[str]) -> tuple[float, ...]:
     return tuple(sum(_number(sample.value) or 0.0 for sample in page.get(name, ())) for name in names)
 
 
+def _asleep(page: Page, name: str) -> bool:
+    """True if all samples of this metric say that the engine is not awake."""
+    awake = [_number(sample.value) for sample in page.get(name, ()) if sample.labels.get("sleep_state") == "awake"]
+    return bool(awake) and all(value == 0 for value in awake)
+
+
 def _over_ranks(samples: Sequence[Sample], rank: str, value: Callable[[Sample], float | None]) -> float | None:
     """The sum over the ranks of the largest value in each; None if there is none, or an impossible one."""
     largest: dict[str, float] = {}
@@ -283,6 +334,9 @@ VLLM = EngineProfile(
     salts=True,
     shares_inflight=True,
     choices=True,
+    sleeping="vllm:engine_sleep_state",
+    versions=("/weight_info",),
+    takes_rank=True,
 )
 
 # It has vLLM's metric names; without owned_by its page would be taken for vLLM's, which comes first.
@@ -310,6 +364,9 @@ SGLANG = EngineProfile(
     answer_kv=_sglang_answer_kv,
     inquiries=("/v1/loads", "/server_info", "/get_server_info"),
     shares_inflight=True,
+    versions=("/model_info", "/get_model_info"),
+    takes_rank=True,
+    rank_field=b"routed_dp_rank",  # versions before March 2026 do not know the header
     bootstraps=True,
 )
 
@@ -392,7 +449,10 @@ ENGINES = (VLLM, OURS, SGLANG, LLAMACPP, TGI, OLLAMA, DISTRIBUTED_LLAMA)
 _BY_NAME: Mapping[str, EngineProfile] = {engine.name: engine for engine in ENGINES}
 
 _NAMES = frozenset(
-    [_START, *(name for each in ENGINES for name in (each.running, each.waiting, *each.kv_metrics, *each.progress) if name)]
+    name
+    for each in ENGINES
+    for name in (_START, each.running, each.waiting, each.sleeping, *each.kv_metrics, *each.progress)
+    if name
 )
 # Some builds of SGLang write sglang_ for sglang:, as all exporters do that cannot have colons.
 _CANONICAL: Mapping[bytes, str] = {name.replace(":", "_").encode(): name for name in sorted(_NAMES)}

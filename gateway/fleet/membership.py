@@ -50,8 +50,10 @@ class Member:
     reported by its engine. draining: its source wants no new requests there. instance: distinguishes it from an earlier replica
     of the same name and URL (a pod's uid); "": its source has no such id. key: the key that the gateway sends to it; None: the
     client's key. tls: for an https URL; None: the system's defaults. engine: a name of the table of engines, or AUTO_ENGINE.
-    addresses: of its URL's host, if its source knows them; (): they are looked up. role: REPLICA, DECODE or PREFILL.
-    bootstrap_port: of a replica with the role PREFILL.
+    addresses: of its URL's host, if its source knows them; (): they are looked up. ranks: number of its data-parallel ranks;
+    None: as its metrics say. The next three are set by `ranks.py`. server: of a rank, the name of the member that it is a part
+    of; else "". rank: its number. caches: number of caches behind it of which no request can choose one. role: REPLICA, DECODE
+    or PREFILL. bootstrap_port: of a replica with the role PREFILL.
     """
 
     name: str
@@ -66,8 +68,17 @@ class Member:
     model: str = ""
     weight: int = MAX_WEIGHT
     addresses: tuple[str, ...] = ()
+    ranks: int | None = None
+    server: str = ""
+    rank: int | None = None
+    caches: int = 1
     role: str = REPLICA
     bootstrap_port: int = 0
+
+    @property
+    def listed_as(self) -> str:
+        """The name under which its source lists it."""
+        return self.server or self.name
 
     @property
     def connection_options(self) -> ConnectionOptions:
@@ -95,15 +106,16 @@ def fitting(name: str) -> str:
 
 def member_of(replica: AddedReplica, pool: str) -> Member:
     """The member for a replica that an operator adds."""
-    return Member(replica.name, replica.url, pool, replica.capacity_tokens, engine=replica.engine, weight=replica.weight)
+    engine, weight, ranks = replica.engine, replica.weight, replica.ranks
+    return Member(replica.name, replica.url, pool, replica.capacity_tokens, engine=engine, weight=weight, ranks=ranks)
 
 
 def _listed(replica: ReplicaConfig, pool: PoolConfig, role: str) -> Member:
     tls = replica.tls if replica.url.startswith("https:") else None
     key, capacity = replica.key, replica.capacity_tokens
-    engine, weight = replica.engine, replica.weight
+    engine, weight, ranks = replica.engine, replica.weight, replica.ranks
     port = replica.bootstrap_port if isinstance(replica, PrefillReplica) else 0
-    member = Member(replica.name, replica.url, pool.name, capacity, key=key, tls=tls, engine=engine, weight=weight)
+    member = Member(replica.name, replica.url, pool.name, capacity, key=key, tls=tls, engine=engine, weight=weight, ranks=ranks)
     return replace(member, role=role, bootstrap_port=port) if role else member
 
 

@@ -16,8 +16,13 @@ After a successful probe the engine's own facts are read (`engines.py`). An engi
 rarely from then on. Their KV size bounds the router's belief of the cache, unless the replica's source sets another size.
 
 A cache counts as lost if the replica refuses connections ("refused"), if it loads its model ("loading"), if the engine's
-process has a later start time than any before ("start_time"), or if it repeatedly reported zero hits on known prefixes
-("zero_hits"). One restart counts once: after another sign, the next start time is only stored.
+process has a later start time than any before ("start_time"), if it repeatedly reported zero hits on known prefixes
+("zero_hits"), if it sleeps ("sleep"), or if a model has other weights under the same name ("weights"): the version of the
+weights, or the path in the model list, is another one, or an adapter was loaded through the gateway. One restart counts once:
+after another sign, the next start time is only stored.
+
+The data-parallel ranks of one server (`ranks.py`) are probed once for all: the first of them is asked, and each gets the
+result, with its own part of the engine's facts.
 
 Replicas come and go while the gateway runs: `add` and `remove` take effect at once. `run` starts their tasks, and `remove` ends
 them.
@@ -29,7 +34,8 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from gateway.config.schema import HealthConfig
 from gateway.errors import LOADING, REFUSED, UNREACHABLE, GatewayError, ReplicaFailure
@@ -37,6 +43,7 @@ from gateway.fleet.cache_reports import CacheFinding
 from gateway.fleet.engine_client import MAX_MODELS, Models, facts_of, models_of
 from gateway.fleet.engines import Facts, named
 from gateway.fleet.membership import PREFILL
+from gateway.fleet.ranks import Server, of_rank, server_of
 from gateway.fleet.state import BETWEEN_PROCESSES, NOT_PROBED, ReplicaState
 from gateway.telemetry.logs import first_of
 from gateway.telemetry.metrics import Metrics
@@ -45,8 +52,8 @@ from router import Replica, Router
 
 log = logging.getLogger("warmroute.replicas")
 
-START_TIME, ZERO_HITS = "start_time", "zero_hits"
-RESTART_SIGNS = (REFUSED, LOADING, START_TIME, ZERO_HITS)
+START_TIME, ZERO_HITS, SLEEP, WEIGHTS = "start_time", "zero_hits", "sleep", "weights"
+RESTART_SIGNS = (REFUSED, LOADING, START_TIME, ZERO_HITS, SLEEP, WEIGHTS)
 
 # Failures of a probe that may only mean that the engine is busy.
 _MAYBE_BUSY = frozenset(["timeout", UNREACHABLE])
@@ -76,13 +83,18 @@ class Prober:
         router: Router,
         metrics: Metrics,
         changed: Callable[[ReplicaState], None],
+        ranks_found: Callable[[ReplicaState, Facts], None],
         clock: Callable[[], float],
     ) -> None:
-        """changed: called when a replica comes, goes, or changes its models."""
+        """changed: called when a replica comes, goes, or changes its models. ranks_found: called with the facts of each page of
+        metrics; may add and remove replicas.
+        """
         self._health = health
         self._router = router
         self._metrics = metrics
         self._changed = changed
+        self._ranks_found = ranks_found
+        self._ranks: dict[Server, list[ReplicaState]] = {}  # the ranks of each server that has some; the first one is asked
         self._clock = clock
         self._tasks: dict[ReplicaState, asyncio.Task[None] | None] = {}  # by replica; None: to be started
         self._news = asyncio.Event()
@@ -90,6 +102,11 @@ class Prober:
     def add(self, state: ReplicaState) -> None:
         """A replica joins the fleet."""
         self.set_bounds(state)
+        if state.member.rank is not None:
+            ranks = self._ranks.setdefault(server_of(state.member), [])
+            if ranks:
+                state.probe_now, state.probe_budget = ranks[0].probe_now, ranks[0].probe_budget
+            ranks.append(state)
         self._tasks[state] = None
         self._news.set()
         self._metrics.replica_up.set((state.name,), 0)
@@ -101,11 +118,27 @@ class Prober:
         """A replica has left: end its probes and its gauges."""
         if task := self._tasks.pop(state):
             task.cancel()
+        if state.member.rank is not None:
+            ranks = self._ranks[server_of(state.member)]
+            ranks.remove(state)
+            self._news.set()  # the next rank may have to be asked
+            if not ranks:
+                del self._ranks[server_of(state.member)]
         state.probed.set()
         name, metrics = (state.name,), self._metrics
         for gauge in (metrics.replica_up, metrics.replica_cache_hits_missing, metrics.replica_capacity):
             gauge.set(name, None)
         self._show_load(state.name, None, None)
+
+    def _together(self, state: ReplicaState) -> Sequence[ReplicaState]:
+        """The ranks of this replica's server, the asked one first; or the replica alone."""
+        if state.member.rank is None:
+            return (state,)
+        return tuple(self._ranks.get(server_of(state.member), ()))
+
+    def is_asked(self, state: ReplicaState) -> bool:
+        """True if probes of this replica are sent; else it gets the results of another rank of its server."""
+        return state.member.rank is None or self._together(state)[:1] == (state,)
 
     def retune(self, health: HealthConfig) -> None:
         """Set the rules of probing."""
@@ -119,7 +152,7 @@ class Prober:
         capacity, engine = state.capacity_tokens, state.engine
         kind = state.member.pool if state.answers else f"{state.member.pool} {PREFILL}"  # transfers are not as fast as prefills
         known = state.name, capacity, state.context_tokens, engine.one_conversation, kind
-        self._router.add(Replica(*known, engine.shares_inflight, engine.slots))
+        self._router.add(Replica(*known, engine.shares_inflight, engine.slots, state.member.caches))
         self._metrics.replica_capacity.set((state.name,), capacity)
 
     # -- observations of requests
@@ -127,7 +160,8 @@ class Prober:
     def failed(self, state: ReplicaState, failure: ReplicaFailure) -> None:
         """A request's attempt failed on this replica."""
         if failure.reason == REFUSED:
-            self._set_down(state, failure)
+            for each in self._together(state):
+                self._set_down(each, failure)
         if self._probe_soon(state) and failure.reason != REFUSED:
             self._router.failing(state.name)
 
@@ -135,6 +169,12 @@ class Prober:
         """Another process has seen a failure of this replica."""
         if state.up:
             self._probe_soon(state)
+
+    def adapters_changed(self, state: ReplicaState, *, loaded: bool) -> None:
+        """A request to load (or unload) an adapter has succeeded there; it may replace one of the same name."""
+        for each in self._together(state) if loaded else ():
+            self._lose_cache(each, WEIGHTS)
+        self._probe_soon(state)
 
     def moved(self, state: ReplicaState) -> None:
         """It has another address."""
@@ -177,7 +217,7 @@ class Prober:
         async with asyncio.TaskGroup() as group:
             while True:
                 self._news.clear()
-                new = [state for state, task in self._tasks.items() if task is None]
+                new = [state for state, task in self._tasks.items() if task is None and self.is_asked(state)]
                 for number, state in enumerate(new):
                     if number % AT_ONCE == 0:
                         await asyncio.sleep(0)
@@ -205,7 +245,10 @@ class Prober:
             return
         if isinstance(result, ReplicaFailure) and result.reason == "timeout" and upstream.busy(state.url):
             return  # a request was faster
-        if not self.apply_probe(state, result, upstream.silence_s(state.url)):
+        silence_s = upstream.silence_s(state.url)
+        for other in self._together(state)[1:]:
+            self.apply_probe(other, result, silence_s)
+        if not self.apply_probe(state, result, silence_s):
             return
         if closed_after_s is not None:
             state.idle_limit_s = min(state.idle_limit_s, closed_after_s)
@@ -254,8 +297,11 @@ class Prober:
             _warn_of_bounds(state.name, result)
         state.needs_key = keyed
         if result is not None and other:
+            replaced = _replaced(state.models, result)
             state.models = result
             self.set_bounds(state)
+            if replaced:
+                self._lose_cache(state, WEIGHTS, model=replaced)
         if changed:
             self._changed(state)
         self._set_up(state)
@@ -319,14 +365,35 @@ class Prober:
             return
         timeout_s = self._health.timeout_s
         engine = named(state.member.engine)
-        found = await facts_of(upstream, state.url, timeout_s, state.models, state.facts, engine, inquire=again)
+        known = state.facts if state.member.rank is None else replace(state.facts, kv_tokens=None)  # of all ranks together
+        found = await facts_of(upstream, state.url, timeout_s, state.models, known, engine, inquire=again)
         facts, state.has_metrics = found
-        if state.up and state in self._tasks:  # it may have gone down or left during the question
+        if not state.has_metrics:
+            facts = replace(facts, asleep=state.facts.asleep, version=state.facts.version)
+        elif not facts.version:
+            facts = replace(facts, version=state.facts.version)
+        if not (state.up and state in self._tasks):  # it may have gone down or left during the question
+            return
+        server = server_of(state.member)
+        if state.member.rank is None:
             self._apply_facts(state, facts)
+        if state.has_metrics:
+            self._ranks_found(state, facts)
+        for each in tuple(self._ranks.get(server, ())):
+            each.has_metrics = state.has_metrics
+            own = of_rank(facts, each.member)
+            self._apply_facts(each, own if own.kv_tokens else replace(own, kv_tokens=each.facts.kv_tokens))
 
     def _apply_facts(self, state: ReplicaState, facts: Facts) -> None:
         """Apply the facts that the replica's engine reports."""
-        engine, state.facts = state.engine, facts
+        engine, before, state.facts = state.engine, state.facts, facts
+        if facts.asleep != before.asleep:
+            self._changed(state)
+            log.info("replica sleeps" if facts.asleep else "replica is awake", extra={"replica": state.name})
+            if facts.asleep:
+                self._lose_cache(state, SLEEP)
+        if before.version and facts.version not in ("", before.version):
+            self._lose_cache(state, WEIGHTS, version=facts.version)
         self._show_load(state.name, facts.running, facts.waiting)
         other = state.engine is not engine
         if facts.capacity_tokens is not None and facts.capacity_tokens != state.engine_capacity_tokens:
@@ -345,6 +412,14 @@ class Prober:
             # Several processes may answer at one address, by turns; only a start later than all of theirs is a restart.
             state.started = max(facts.started, state.started or 0.0)
 
+    def _lose_cache(self, state: ReplicaState, sign: str, **about: str) -> None:
+        """The process goes on, but nothing that it has cached is of use."""
+        started = state.started
+        log.info("replica's cache is void", extra={"replica": state.name, "reason": sign, **about})
+        self._router.restarted(state.name)
+        self._cache_lost(state, sign)
+        state.started = started
+
     def _cache_lost(self, state: ReplicaState, sign: str) -> None:
         state.started = None
         if sign != ZERO_HITS:  # a cache that never works looks the same
@@ -354,6 +429,15 @@ class Prober:
     def _show_load(self, name: str, running: int | None, waiting: int | None) -> None:
         self._metrics.replica_engine_running.set((name,), running)
         self._metrics.replica_engine_waiting.set((name,), waiting)
+
+
+def _replaced(before: Models, now: Models) -> str:
+    """The first model that is loaded from elsewhere under the same name; "": none is."""
+    for name, entry in now.items():
+        known = before.get(name)
+        if known is not None and known.root and entry.root and known.root != entry.root:
+            return name
+    return ""
 
 
 def _zero_hint(state: ReplicaState) -> str:

@@ -25,7 +25,7 @@ from gateway.config.aliases import Aliases
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
 from gateway.dialects.dialect import COMPLETE, IMPOSSIBLE, Continuation, Dialect
 from gateway.dialects.finished_answer import FinishedAnswer
-from gateway.dialects.json_edits import Edit, Members, apply, pieces, read_object
+from gateway.dialects.json_edits import Edit, Members, apply, cuts, pieces, read_object
 from gateway.dialects.json_structure import is_quick, signs
 from gateway.dialects.models.rename import rename
 from gateway.dialects.prompt.outline import Outliner
@@ -129,6 +129,16 @@ class Parsing:
         if self.scans_at_once(body, client):
             return await self.turns.take(partial(read_object, body), client)
         return Members(body, *await self.process.run((wire.MEMBERS,), body, client))
+
+    async def cuts(self, body: bytes, names: Sequence[str], client: str = "") -> Sequence[Edit]:
+        """The edits that cut all members with these names out of a valid JSON object. client: as for `parse`. Raises the errors
+        of `parse`.
+        """
+        if self.scans_at_once(body, client):
+            return await self.turns.take(partial(cuts, body, names), client)
+        edits: Sequence[Edit]
+        (edits,) = await self.process.run((wire.CUTS, tuple(names)), body, client)
+        return edits
 
     def scans_at_once(self, body: bytes, client: str) -> bool:
         """True if the event loop may scan this body of the client for members."""

@@ -34,6 +34,7 @@ from gateway.dialects.events.first_event import FirstEvent
 from gateway.dialects.excerpt import excerpt
 from gateway.dialects.full_context import MAX_READ, STATUSES, full_context
 from gateway.dialects.openai.request import without_usage
+from gateway.dialects.salts import is_object
 from gateway.errors import HUNG, NO_ACCESS, REFUSED, UNFIT, UNKNOWN_PATH, UNREACHABLE, GatewayError, ReplicaFailure, timed_out
 from gateway.fleet.directory import Fleet
 from gateway.fleet.state import USAGE_WISH, ReplicaState
@@ -44,6 +45,7 @@ from gateway.request.forms import EVENT_STREAM, EVENTS_LINE, NATIVE, Form, colle
 from gateway.request.inflated import inflated_begin, read_inflated
 from gateway.request.lone_failures import LoneFailures
 from gateway.request.phases.replies import JSON_LINE, STREAM_LINES
+from gateway.request.ranks import BAD_REQUEST, is_rank_refusal, to_rank
 from gateway.request.retries import RetryBudget, jitter
 from gateway.request.unknown_path import MOST_READ, is_unknown_path, may_be
 from gateway.request.verdicts import Verdicts, client_hash, is_answer
@@ -55,6 +57,7 @@ from router import Candidate
 
 log = logging.getLogger("warmroute.gateway")
 
+ADAPTER_PATHS: Final = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 MAX_REACHED: Final = 3  # number of times that a request is sent before its answer's first byte
 MAX_SENT: Final = 4  # number of times that it is sent in all, if broken streams are resumed
 MAX_HELD_ANSWER: Final = 1 << 20  # bytes; a plain answer up to this size is read completely before the client gets any of it
@@ -251,6 +254,9 @@ class Attempts:
         """The answer was good and has been sent completely."""
         if exchange.attempts.trial:
             trial, state = exchange.attempts.trial
+            path = exchange.record.path
+            if not exchange.dialect.strict and path in ADAPTER_PATHS:
+                self._fleet.adapters_changed(state, loaded=path == ADAPTER_PATHS[0])
             if trial.begun < self.lone.until:  # mostly no failure is remembered
                 self.lone.answered(client_hash(exchange.request), state.name, trial.begun)
 
@@ -470,7 +476,23 @@ class Attempts:
     ) -> Coroutine[Any, Any, ReplicaAnswer]:
         again = exchange.attempts.failed or exchange.prefilled is not None
         spent_s = self._clock() - exchange.attempts.since if again else 0.0
+        if state.member.rank is not None:
+            return self._send_to_rank(exchange, state, state.member.rank, call, spent_s, fresh=fresh)
         return self._upstream.open(state.url, call, fresh=fresh, spent_s=spent_s)
+
+    async def _send_to_rank(
+        self, exchange: Exchange, state: ReplicaState, rank: int, call: ReplicaCall, spent_s: float, *, fresh: bool
+    ) -> ReplicaAnswer:
+        """`_send` for a data-parallel rank. If the server does not have it (any more), the server chooses one."""
+        field = state.engine.rank_field
+        if field and is_object(call.body):
+            exchange.charge_copy(call.body)
+        answer = await self._upstream.open(state.url, to_rank(call, rank, field), fresh=fresh, spent_s=spent_s)
+        if answer.status != BAD_REQUEST or not is_rank_refusal(await _error_of(answer, MAX_READ)):
+            return answer
+        answer.close()
+        self._fleet.refuses_rank(state)
+        return await self._upstream.open(state.url, call, spent_s=spent_s)
 
     async def _unasked(
         self, exchange: Exchange, state: ReplicaState, call: ReplicaCall, refusal: ReplicaAnswer, now: float

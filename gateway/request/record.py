@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from gateway.accounting.consumed import Consumption
 from gateway.accounting.meter import Bill
+from gateway.dialects.log_names import without_names
 from gateway.dialects.table import OTHER_ENDPOINT, UNLOGGED, endpoint_of
 from gateway.dialects.usage import Usage
 from gateway.errors import CLIENT_LEFT
@@ -183,6 +184,8 @@ class SettledRequest:
         self.subject.endpoint = endpoint = endpoint_of(path)
         if endpoint == UNLOGGED:
             self.path = UNLOGGED
+        elif endpoint != path:
+            self.path = without_names(path)  # of a mistyped path, or of a response
 
     @property
     def told_code(self) -> str:

@@ -35,6 +35,7 @@ SECTIONS = {
     "disaggregation": {"disaggregation": {"local_tokens": 1}},
     "discovery": {"discovery": [{"file": "replicas.yaml"}]},
     "keys": {"keys": {"url": "sqlite"}},
+    "kv_events": {"kv_events": {"follow": True}},
     "ledger": {"ledger": {"url": "sqlite"}},
     "prompt_log": {"prompt_log": False},
     "responses": {"state": {"url": "sqlite"}},

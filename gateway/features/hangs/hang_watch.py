@@ -10,8 +10,10 @@ A verdict needs requests of clients, their silence, and the silence of a check: 
 nature leaves a check that is answered. So no client can make a replica look hung, and no replica another one. Without metrics
 of the engine a check may only wait behind other work in an engine that computes one request at a time. So there is no verdict
 then while such work may be there: an answer that is not streamed, a stream with tokens (a parser of calls may hold them back),
-a stream whose client does not read, requests of other workers and gateways; and a stream with tools, unless the engine is
-known to compute many requests at once: a parser may hold back a call of thousands of tokens from its first one on.
+a stream whose client does not read, requests of other gateways; and a stream with tools, unless the engine is known to compute
+many requests at once: a parser may hold back a call of thousands of tokens from its first one on. Of requests of other workers
+that is known as long as these tell: each tells the others every second that none of its requests at a silent replica is such
+work, and their number.
 
 A replica without requests of clients is not judged. A hung replica is checked until it answers, also without requests.
 
@@ -33,7 +35,7 @@ from gateway.cluster.messages import decode
 from gateway.core import Core
 from gateway.features.hangs.check import ANSWERED, ENDS, REFUSED, CheckForm, check
 from gateway.features.hangs.metrics import HangMetrics
-from gateway.features.hangs.moving import MovingRequests
+from gateway.features.hangs.moving import MovingRequests, running_at
 from gateway.features.hangs.progress import FLOOR_S, LOOKED_AT, ReplicaProgress, explained_s
 from gateway.fleet.engines import UNKNOWN
 from gateway.fleet.state import ReplicaState
@@ -44,19 +46,22 @@ from router.load import Lease, ReplicaLoad
 log = logging.getLogger("warmroute.replicas")
 
 TOPIC: Final = "hangs"
+SILENCE: Final = "hangs.silence"
+FRESH_S: Final = 3.0  # for a message about silence
 CHECK_S: Final = 5.0  # for the answer to a check
 AGAIN_S: Final = 2.0  # from the end of a check of a replica that hangs to the next one
 UNCLEAR: Final = 4.0  # factor of the patience after a check that shows nothing
 
+_SILENCE_MESSAGE: Final = msgspec.msgpack.Decoder(tuple[str, int])  # its name, the number of requests there
 _MESSAGE: Final = msgspec.msgpack.Decoder(tuple[str, bool, str, bool])  # its name, whether it hangs, the form of its check
 
 
 class WatchedReplica:
     """The state of one watched replica. hung_since: time of the verdict, None: it does not hang. check: the running one, begun
-    at checked_at. form: of the last one.
+    at checked_at. form: of the last one. told: by other workers: when they told of their requests, and their number.
     """
 
-    __slots__ = ("check", "checked_at", "ended_at", "form", "hung_since", "progress")
+    __slots__ = ("check", "checked_at", "ended_at", "form", "hung_since", "progress", "told")
 
     def __init__(self, now: float) -> None:
         self.progress = ReplicaProgress(now)
@@ -64,6 +69,11 @@ class WatchedReplica:
         self.check: asyncio.Task[str] | None = None
         self.form = CheckForm("", stream=False)
         self.checked_at = self.ended_at = float("-inf")
+        self.told: dict[int, tuple[float, int]] = {}
+
+    def silent_elsewhere(self, now: float) -> int:
+        """The number of other workers' requests that explain no silence."""
+        return sum(count for at, count in self.told.values() if now - at <= FRESH_S)
 
     def end(self) -> None:
         """Stop watching."""
@@ -163,6 +173,13 @@ class HangWatch:
         elif not hung:
             self._set_well(state, self._watched[state], now)
 
+    def receive_silence(self, sender: int, message: bytes) -> None:
+        """Another worker's requests explain no silence. Raises MessageError."""
+        name, count = decode(_SILENCE_MESSAGE, message)
+        state = self._fleet.named(name)
+        if state is not None and state in self._watched:
+            self._watched[state].told[sender] = self._core.clock(), count
+
     # -- looking
 
     def _look(self, state: ReplicaState, load: ReplicaLoad, watched: WatchedReplica, now: float) -> None:
@@ -171,7 +188,7 @@ class HangWatch:
         progress.page(state.facts, now)
         if now - progress.since < FLOOR_S:
             return  # nearly always
-        seen = SeenRequests(self._upstream.running(state.url).items())
+        seen = SeenRequests(running_at(self._upstream, state))
         progress.tokens(seen.tokens, now)
         if watched.check is not None:
             if now - watched.checked_at >= CHECK_S and progress.since < watched.checked_at and seen.any:
@@ -181,12 +198,18 @@ class HangWatch:
             return
         health = self._core.config.health
         counts = progress.counts(now, 2 * (health.interval_s + health.timeout_s))
-        if not counts and (seen.unseen or seen.tokens or load.remote_inflight):
+        if not counts and (seen.unseen or seen.tokens):
             return
+        if not counts and load.remote_inflight:
+            if _may_hold_back(state, seen):
+                return
+            self._core.control.publish(SILENCE, msgspec.msgpack.encode((state.name, load.own_inflight)))
+            if watched.silent_elsewhere(now) < load.remote_inflight:
+                return
         leases = [*(exchange.booking.lease for exchange in seen.waiting), *_remote(load)]
         first = load.computed_at <= state.up_since
         if now - progress.since >= progress.patience * explained_s(load, leases, first=first, counts=counts):
-            if not counts and (state.engine.slots or state.engine is UNKNOWN) and seen.have_tools:
+            if not counts and _may_hold_back(state, seen):
                 return
             self._check(state, watched, seen.form, now)
 
@@ -195,7 +218,7 @@ class HangWatch:
         if load is not None and load.computed_at > (watched.hung_since or 0.0):
             self._works_again(state, watched, now)
             return
-        seen = SeenRequests(self._upstream.running(state.url).items())
+        seen = SeenRequests(running_at(self._upstream, state))
         before = watched.progress.since
         watched.progress.tokens(seen.tokens, now)
         if watched.progress.since > before:
@@ -221,7 +244,7 @@ class HangWatch:
         for end in ENDS:
             self._metrics.checks.add((state.name, end), 0)
         watched.checked_at, watched.form = now, form
-        watched.check = task = asyncio.get_running_loop().create_task(check(self._upstream, state.url, form))
+        watched.check = task = asyncio.get_running_loop().create_task(check(self._upstream, state.url, form, state.member.rank))
         task.add_done_callback(partial(self._checked, state, watched))
 
     def _checked(self, state: ReplicaState, watched: WatchedReplica, task: asyncio.Task[str]) -> None:
@@ -282,6 +305,11 @@ class HangWatch:
 
     def __repr__(self) -> str:
         return f"<HangWatch {self._watched}>"
+
+
+def _may_hold_back(state: ReplicaState, seen: SeenRequests) -> bool:
+    """True if the engine may be computing a call of a tool, for one request at a time. O(bodies)."""
+    return bool(state.engine.slots or state.engine is UNKNOWN) and seen.have_tools
 
 
 def _remote(load: ReplicaLoad) -> Iterator[Lease]:

@@ -264,6 +264,9 @@ class WorkflowRun:
 
     async def _connected(self, call: StartCall, work: ConnectorCall) -> Any:
         """Raises GatewayError."""
+        caller = await self._models.caller(self._asked, defined=self._context.defined)
+        if isinstance(caller, StepFailure):
+            return caller
         if self._journal is not None and work.use not in self._connectors.repeatable:
             if self._resumed is not None and call.name in self._resumed.called:
                 return StepFailure("connector_interrupted", f"The connector {work.use!r} was called, and its answer is lost.")
@@ -299,6 +302,11 @@ class WorkflowRun:
         return not self._usage.limited or self._usage.affords(call.name, self._models.worst_usd(call))
 
     # -- the run as JSON
+
+    @property
+    def counted_as(self) -> str:
+        """The workflow in metrics."""
+        return self._order.counted_as
 
     @property
     def usage(self) -> Mapping[str, Any]:

@@ -565,7 +565,7 @@ async def test_a_request_that_comes_before_its_client_has_left_gets_the_older_ge
         await eventually(lambda: len(request_lines()) == 3)
         first_line, line = (next(each for each in request_lines() if (each["id"] == "first") is own) for own in (True, False))
         assert (first_line["status"], line["status"], line["adopted"]) == (200, 200, "first")
-        assert (line["replica"], line["completion_tokens"]) == ("", None)
+        assert (line["replica"], line["reason"], line["completion_tokens"]) == ("", "", None)
         assert await abandoned(run) == {"adopted": 1}
         await eventually(lambda: nothing_is_held(run))
 
