@@ -142,6 +142,7 @@ HOT = (
     "gateway/fleet/cache_reports.py",
     "gateway/fleet/directory.py",
     "gateway/fleet/membership.py",
+    "gateway/fleet/places.py",
     "gateway/fleet/refusals.py",
     "gateway/fleet/state.py",
     "gateway/features/keys/grant.py",

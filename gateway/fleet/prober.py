@@ -75,13 +75,15 @@ class Prober:
         router: Router,
         metrics: Metrics,
         changed: Callable[[ReplicaState], None],
+        reported: Callable[[ReplicaState], None],
         clock: Callable[[], float],
     ) -> None:
-        """changed: called when a replica comes, goes, or changes its models."""
+        """changed: called when a replica comes, goes, or changes its models. reported: when its engine has shown its load."""
         self._health = health
         self._router = router
         self._metrics = metrics
         self._changed = changed
+        self._reported = reported
         self._clock = clock
         self._tasks: dict[ReplicaState, asyncio.Task[None] | None] = {}  # by replica; None: to be started
         self._news = asyncio.Event()
@@ -209,6 +211,13 @@ class Prober:
             state.idle_limit_s = min(state.idle_limit_s, closed_after_s)
         await self._ask_engine(state, upstream)
 
+    async def ask_load(self, state: ReplicaState, upstream: UpstreamClient) -> None:
+        """Ask the replica's engine for its load, between two probes."""
+        try:
+            await self.ask_facts(state, upstream)
+        except Exception:  # as in `_keep_probing`
+            log.exception("probe failed", extra={"replica": state.name})
+
     async def request_models(self, url: str, upstream: UpstreamClient) -> ProbeResult:
         """Request the models at this URL. Changes nothing; `apply_probe` applies the result."""
         try:
@@ -288,6 +297,7 @@ class Prober:
         self._changed(state)
         state.probes = 0
         state.facts = Facts()
+        state.places.forget()
         state.lacks.clear()
         self._metrics.replica_up.set((state.name,), 1)
         log.info("replica up", extra={"replica": state.name, **first_of("models", state.models, LOGGED_MODELS)})
@@ -313,14 +323,24 @@ class Prober:
     async def _ask_engine(self, state: ReplicaState, upstream: UpstreamClient) -> None:
         again = state.probes % RARELY == 0
         state.probes += 1
-        if not state.has_metrics and not again:
-            return
+        if state.has_metrics or again:
+            await self.ask_facts(state, upstream, inquire=again)
+
+    async def ask_facts(self, state: ReplicaState, upstream: UpstreamClient, *, inquire: bool = False) -> None:
+        """Ask the replica's engine for its facts. inquire: also for facts beyond its page of metrics."""
+        before = self._router.ledger.of(state.name).inflight
         timeout_s = self._health.timeout_s
         engine = named(state.member.engine)
-        found = await facts_of(upstream, state.url, timeout_s, state.models, state.facts, engine, inquire=again)
+        found = await facts_of(upstream, state.url, timeout_s, state.models, state.facts, engine, inquire=inquire)
         facts, state.has_metrics = found
-        if state.up and state in self._tasks:  # it may have gone down or left during the question
-            self._apply_facts(state, facts)
+        if not (state.up and state in self._tasks):
+            return  # it has gone down or left during the question
+        self._apply_facts(state, facts)
+        if state.has_metrics:
+            inflight = max(before, self._router.ledger.of(state.name).inflight)
+            now = self._clock()
+            state.places.learn(facts.running, facts.waiting, inflight, now)
+            self._reported(state)
 
     def _apply_facts(self, state: ReplicaState, facts: Facts) -> None:
         """Apply the facts that the replica's engine reports."""
