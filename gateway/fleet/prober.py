@@ -339,6 +339,8 @@ class Prober:
         if state.has_metrics:
             inflight = max(before, self._router.ledger.of(state.name).inflight)
             now = self._clock()
+            if facts.running is not None and facts.waiting is not None:
+                self._router.reported(state.name, facts.running, facts.waiting, inflight, now)
             state.places.learn(facts.running, facts.waiting, inflight, now)
             self._reported(state)
 

@@ -120,15 +120,23 @@ class Quotes:
     def price(self, name: str, load: ReplicaLoad, blocks: int, uncached: int) -> Cost:
         """The cost on a replica (its load advanced) that holds `blocks` of the prompt and would compute `uncached` tokens."""
         now, beyond = self.now, uncached - self.least
+        booked, decoding, after = load.remaining_tokens(now) if load.first else 0, float(load.decoding), 0
+        if load.line:
+            booked, after = load.before(uncached, now)
+        if load.foreign is not None:
+            booked += load.foreign.tokens(now)
+            decoding += load.foreign.running(now)
         full = cost(
-            booked=load.remaining_tokens(now) if load.first else 0,
+            booked=booked,
             uncached=uncached,
             duplicate=beyond if beyond > 0 else 0,
             evicted=self._evicted(name, blocks, uncached) if self._lifetime_s else 0.0,
-            decoding=load.decoding,
+            decoding=decoding,
             prefill_rate=load.rate.value,
             return_rate=load.return_rate(now, self._gap_s) if uncached else 0.0,
         )
+        if after:
+            full = full._replace(others_s=full.others_s + after * full.prefill_s)
         if self._starting and name in self._starting and not (blocks and blocks == self.longest) and name not in self._expected:
             full = full._replace(start_s=starting(full.prefill_s, now - self._starting[name]))
         return discounted(full, self._rent) if self._rent and blocks < self.longest else full
@@ -167,8 +175,9 @@ class Quotes:
             if dear and (idle or blocks == longest):
                 continue
             if head := load.advance(now) if load.first else None:
-                floor += load.booked_tokens - head.uncached_tokens
-            elif blocks < longest:
+                if not load.line:  # else it may go before others
+                    floor += load.booked_tokens - head.uncached_tokens
+            elif blocks < longest and (load.foreign is None or not load.foreign.tokens(now)):
                 idle = True
             if dear or floor > bound_s * load.rate.value or (best and name == first):
                 continue
