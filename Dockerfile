@@ -7,7 +7,7 @@ COPY gateway ./gateway
 COPY replica ./replica
 RUN WARMROUTE_COMPILE=require pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 RUN python -m venv /opt/warmroute \
- && /opt/warmroute/bin/pip install --no-cache-dir "$(echo /wheels/*.whl)[auth,otel,postgres,store]" \
+ && /opt/warmroute/bin/pip install --no-cache-dir "$(echo /wheels/*.whl)[auth,events,otel,postgres,store]" \
  && /opt/warmroute/bin/pip uninstall --yes setuptools pip
 
 FROM python:3.11-slim

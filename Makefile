@@ -130,6 +130,7 @@ bench: $(VENV)/.dev $(COMPILED)/.made
 	$(BIN)/python -m bench.gateway
 	$(BIN)/python -m bench.gateway.saturation
 	$(BIN)/python -m bench.gateway.streams
+	$(BIN)/python -m bench.gateway.handshakes
 	$(BIN)/python -m bench.gateway.workers
 	$(BIN)/python -m bench.replica.prefix
 	$(BIN)/python -m bench.replica.throughput

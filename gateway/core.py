@@ -138,7 +138,7 @@ class Core:
         self.router = _router_of(routing, chance)
         self.fleet = Fleet(config, self.router, self.metrics, chance, self.clock)
         self.upstream = UpstreamClient(self.live, around.resolver, self.fleet.connection_closed, self.loops, around.dials)
-        self.parsing = Parsing(ParserProcess(), routing.block_bytes, routing.block_tokens)
+        self.parsing = Parsing(ParserProcess(), routing.block_bytes, routing.block_tokens, self.clock)
         self.running, self.access = RunningRequests(), Access(self.live)
         self.memory, self.connections = Budget(budget_bytes(config)), ConnectionLimit(connection_limit(config))
         self.meter = Meter(self.live, self.metrics, self.wall_clock)

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from replica.api.server import ServerConfig
+from replica.api.transfer import TransferConfig
 from replica.cache.blocks import CacheListener
 from replica.engine import Engine, SetupError
 from replica.flags import foreign, parser
@@ -111,15 +112,17 @@ def _spec(args: argparse.Namespace, index: int, resources: contextlib.ExitStack)
     """The replica with this index; `resources` are closed after it."""
     # Bound before the model loads, so that a port in use is reported at once.
     listener = resources.enter_context(bind(args.host, args.port + index if args.port else 0))
-    events = resources.enter_context(_events(args, index))
-    engine = _engine(args, index, [events] if events else [])
+    ranks = range(index * args.ranks, (index + 1) * args.ranks)
+    events = [resources.enter_context(_events(args, rank)) for rank in ranks]
+    engine, *others = [_engine(args, rank, [each] if each else []) for rank, each in zip(ranks, events, strict=True)]
     lifetime_s = lifetime(_faults(args), random_of(args, index, "death"))
     return ReplicaSpec(
         engine,
         served_name(args),
         listener,
-        server_config(args, events),
+        server_config(args, [each for each in events if each]),
         lifetime_s=None if lifetime_s is None else lifetime_s / args.speed,
+        others=others,
         resources=resources,
     )
 
@@ -135,7 +138,7 @@ def random_of(args: argparse.Namespace, index: int, purpose: str) -> random.Rand
 
 @contextlib.contextmanager
 def _events(args: argparse.Namespace, index: int) -> "Iterator[KvEventPublisher | None]":
-    """The publisher of KV events, None without --kv-events; closed after the engine."""
+    """The publisher of a rank's KV events, None without --kv-events; closed after the engine. index: among all ranks."""
     if args.kv_events is None:
         if args.kv_events_replay is not None:
             raise SetupError("--kv-events-replay sends again what --kv-events has published: give both")
@@ -151,7 +154,8 @@ def _events(args: argparse.Namespace, index: int) -> "Iterator[KvEventPublisher 
     from replica.cache.kv_events import EndpointError, EventsConfig, KvEventPublisher, endpoint_of
 
     replay = None if args.kv_events_replay is None else endpoint_of(args.kv_events_replay, index)
-    config = EventsConfig(endpoint_of(args.kv_events, index), replay, args.kv_events_topic, args.kv_events_form)
+    endpoint, rank = endpoint_of(args.kv_events, index), index % args.ranks
+    config = EventsConfig(endpoint, replay, args.kv_events_topic, args.kv_events_form, rank=rank)
     try:
         publisher = KvEventPublisher(config, args.block_size)
     except EndpointError as error:
@@ -275,11 +279,18 @@ def served_name(args: argparse.Namespace) -> str:
     return folder.resolve().name if folder.is_dir() else str(args.model)
 
 
-def server_config(args: argparse.Namespace, events: "KvEventPublisher | None") -> ServerConfig:
+def server_config(args: argparse.Namespace, events: "Items[KvEventPublisher]") -> ServerConfig:
     return ServerConfig(
         max_queue=args.max_queue,
         coalesce_s=args.coalesce_ms / 1000,
         send_timeout_s=args.send_timeout,
         trust_templates=args.trust_request_chat_template,
-        events=events.source() if events else {},
+        events=[publisher.source() for publisher in events],
+        transfers=_transfers(args),
     )
+
+
+def _transfers(args: argparse.Namespace) -> TransferConfig | None:
+    if args.disaggregation_mode is None:
+        return None
+    return TransferConfig(args.disaggregation_mode, args.transfer_wire, args.transfer_ms / 1e6, args.kv_lease)

@@ -128,6 +128,9 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
              "prompts are computed in chunks of this size, each in one step with the decoding of all others, which it "
              "slows; 0: neither slows the other"),
         Flag("--count", "N", 1, _positive_int, "number of replicas in this process, on PORT to PORT+N-1, or on any free ports"),
+        Flag("--ranks", "N", 1, _positive_int,
+             "data-parallel ranks behind each port, each with these rates, this batch and a cache of this size; a request "
+             "names its rank in X-data-parallel-rank, else they take turns"),
         Flag("--script", "FILE", None, Path,
              "answers by pieces of the last message: YAML, a list of {contains: TEXT, say: TEXT}, of which the first that is "
              "contained counts", default_text="drawn words"),
@@ -145,6 +148,16 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         Flag("--attention-dense", "SHARE", 0.0, _share,
              "of --attention-ms, for the pairs of tokens that do not attend to each other: 1 if the engine computes a "
              "dense mask over the batch"),
+    ),
+    "prefill and decode on different replicas, sim only": (
+        Flag("--disaggregation-mode", None, None, None,
+             "prefill: compute prompts for other replicas; decode: take them over", default_text="neither",
+             choices=("prefill", "decode")),
+        Flag("--transfer-wire", None, "vllm", None,
+             "the fields of requests: those of vLLM's NixlConnector, or of SGLang; its bootstrap port is the replica's own",
+             choices=("vllm", "sglang")),
+        Flag("--transfer-ms", "MS", 10.0, _not_negative, "time of a transfer for each 1000 tokens"),
+        Flag("--kv-lease", "S", 30.0, _positive, "a computed prompt waits for its decoder so long (vLLM)"),
     ),
     "faults, sim only": (
         Flag("--fault-latency", "S", 0.0, _not_negative,

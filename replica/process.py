@@ -43,8 +43,8 @@ INTERRUPTED = 130  # exit status of a process that was stopped before it served,
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
-    """A replica before it serves. It dies `lifetime_s` after it is ready (None: never); `resources` are closed after its
-    engine.
+    """A replica before it serves. It dies `lifetime_s` after it is ready (None: never); `others`: the
+    engines of further data-parallel ranks. `resources` are closed after its engine.
     """
 
     engine: Engine
@@ -52,6 +52,7 @@ class ReplicaSpec:
     listener: socket.socket
     config: ServerConfig = field(default_factory=ServerConfig)
     lifetime_s: float | None = None
+    others: Items[Engine] = ()
     resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
 
@@ -134,7 +135,7 @@ async def _serve_one(
 ) -> bool:
     """Serve one replica; returns False if it was stopped before it was ready."""
     # No access log: the gateway has one, and a line per request costs more than the simulated engine's work.
-    app = create_app(spec.engine, spec.model, spec.config)
+    app = create_app(spec.engine, spec.model, spec.config, spec.others)
     runner = web.AppRunner(
         app,
         handler_cancellation=True,

@@ -39,7 +39,8 @@ class Owner:
 class Booking:
     """A decision and its open lease. `Router.choose` makes it, `close` ends it.
 
-    matched_blocks: blocks of the prompt that the lease's replica is believed to hold. weight: of a block of the prompt, as
+    matched_blocks: blocks of the prompt that the lease's replica is believed to hold. sent_blocks: that it was sent
+    (`Quotes.sent`). weight: of a block of the prompt, as
     estimated at booking; blocks that are in the index already keep their weight. number: in the journal. idle_s: time since the
     last use of the match there. pending: the credit is neither settled nor removed. backed: weight of the credit that its
     client's allowance covers (`learning/allowances.py`). tail: the end of the credit in the index.
@@ -64,6 +65,7 @@ class Booking:
         "pending",
         "prompt",
         "reserved",
+        "sent_blocks",
         "tail",
         "unseen",
         "weight",
@@ -86,6 +88,7 @@ class Booking:
         self.pending = False
         self.allowances: Allowances | None = None  # of the replica where `backed` is reserved
         self.backed = 0
+        self.sent_blocks = matched_blocks
         self.tail: Hold | None = None
         self.reserved = 0
 

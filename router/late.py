@@ -72,7 +72,7 @@ def turn_of(lease: Lease, now: float) -> TurnInLine | None:
     first = load.first
     if lease.silent or first is None or first.silent or not load.serial.proven or load.remote_inflight:
         return None
-    if len(load.line) >= MOST_WAITING or (load.foreign is not None and load.foreign.waiting(now)):
+    if len(load.line) >= MOST_WAITING or (load.foreign is not None and load.foreign.waiting(now, load.rate.value)):
         return None
     ahead_s = (load.remaining_tokens(now) - lease.uncached_tokens) / load.rate.value
     if ahead_s < LEAST_S or load.serial.explores():

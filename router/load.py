@@ -145,6 +145,13 @@ class ReplicaLoad:
             lease, done = lease.behind, 0
         return found
 
+    def least_before(self, now: float) -> int | None:
+        """A lower bound of the prefill work before a new request; None: the replica is idle. O(1) amortised."""
+        head = self.advance(now) if self.first else None
+        if head is not None:
+            return 0 if self.line else self.booked_tokens - head.uncached_tokens
+        return 0 if self.foreign is not None and self.foreign.tokens(now, self.rate.value) else None
+
     def before(self, uncached: int, now: float) -> tuple[int, int]:
         """(prefill work before a new request of so many uncached tokens, requests of the line that would go after it).
         O(line).
@@ -304,6 +311,8 @@ class Lease:
         load.booked_tokens -= self.uncached_tokens
         if self.remote:
             load.remote_booked_tokens -= self.uncached_tokens
+        if load.foreign is not None:
+            load.foreign.computed(self.uncached_tokens)
         load.leave_queue(self)
         load.turn_ended = max(load.turn_ended, now)
         if load.line:
@@ -409,7 +418,7 @@ class BookingLedger:
             load.remote_inflight += 1
             load.remote_booked_tokens += lease.uncached_tokens
         if load.foreign is not None:
-            lease.behind_foreign = load.foreign.waiting(lease.since)
+            lease.behind_foreign = load.foreign.waiting(lease.since, load.rate.value)
         load.enqueue(lease)
         return load
 

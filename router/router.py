@@ -39,6 +39,7 @@ from router.learning.objects import Objects
 from router.learning.promises import BUSY, GONE, HELD, LEAST_TOKENS, LOST, WAIT_S, Promises
 from router.learning.scales import MAX_SCALES, MAX_UNITS, Scales
 from router.learning.sessions import Session, Sessions
+from router.learning.shares import Shares
 from router.load import BookingLedger, Lease
 from router.policies.least_cost import LeastCost
 from router.policies.policy import Policies
@@ -47,6 +48,7 @@ from router.pricing.cost import START_S
 from router.pricing.quotes import Quotes
 from router.pricing.replication import Rents
 from router.replication_log import Journal
+from router.residency import Residency
 from router.types import KEY_BYTES, TOKEN_WEIGHT, BlockKeys, Candidate, Decision, Outcome, Prompt, Random, Replica
 
 MAX_TOKENS_PER_UNIT: Final = 100  # an image has few bytes of canonical text, and up to a thousand tokens
@@ -78,6 +80,7 @@ class Router(Owner):
         self.journal = journal
         self.followers: list[Callable[[Booking], None]] = []  # called with each decision of another router
         self._doubted: Set[str] = frozenset()
+        self.residency: Residency | None = None  # knows the reports of engines about their caches
         self.trie = RadixTrie(ttl_s, memory_bytes)
         self.ledger = BookingLedger()
         self.rents = Rents()
@@ -95,6 +98,7 @@ class Router(Owner):
         self._evidence: dict[str, Evidence] = {}
         self._allowances: dict[str, Allowances] = {}
         self._inflight: dict[str, InflightSharing] = {}  # of replicas that may not share prefixes in flight
+        self._shares = Shares()  # of replicas with several caches
         self._uncounted = UncountedMemory()
         self._paid = PaidPrefixes(ttl_s, memory_bytes)
         self.scales = Scales()
@@ -134,6 +138,7 @@ class Router(Owner):
             self._allowances[replica.name] = Allowances()
         self._replicas[replica.name] = replica
         self._know_sharing(replica)
+        self._shares.set(replica.name, replica.caches)
         self.ledger.rates.add(replica.name, replica.pool)
         if known is not None and _context_of(known) <= self._least_context < _context_of(replica):
             self._least_context = min(map(_context_of, self._replicas.values()))
@@ -152,6 +157,7 @@ class Router(Owner):
         self._allowances.pop(name, None)
         self._forget(name)
         self._inflight.pop(name, None)
+        self._shares.forget(name)
         self.trie.remove_replica(name)
         self._paid.remove_replica(name)
         self.scales.forget(name)
@@ -271,6 +277,7 @@ class Router(Owner):
         booking = Booking(self, prompt, lease, best.matched_blocks, quotes.block_weight)
         booking.decision = decision
         booking.unseen = quotes.unseen.get(best.replica, 0)
+        booking.sent_blocks = quotes.sent.get(best.replica, 0)
         if lease.ahead is not None and best.matched_blocks:
             self._follow(booking, now)
         if booking.lead is None:
@@ -305,6 +312,7 @@ class Router(Owner):
         best = decision.best
         booking.unseen = quotes.unseen.get(best.replica, 0)
         self._rebook(booking, best.replica, best.matched_blocks, decision.prompt_tokens, best.uncached_tokens, now)
+        booking.sent_blocks = quotes.sent.get(best.replica, 0)
         if booking.lease.ahead is not None and best.matched_blocks:
             self._follow(booking, now)
         if booking.lead is None:
@@ -327,7 +335,7 @@ class Router(Owner):
         left = booking.lease.replica
         self._take_back(booking)
         booking.lead = booking.beside = None
-        booking.matched_blocks = matched_blocks
+        booking.matched_blocks = booking.sent_blocks = matched_blocks
         booking.lease.move(replica, prompt_tokens, uncached_tokens, now)
         if left not in self._replicas:
             self.ledger.remove(left)
@@ -418,7 +426,9 @@ class Router(Owner):
         """The quotes of a prompt. Raises ValueError without candidates."""
         if not replicas:
             raise ValueError("no replica to choose from")
-        quotes = Quotes(self.trie, self.ledger, prompt, self.units_per_token(prompt.scale), replicas, now)
+        quotes = Quotes(self.trie, self.ledger, prompt, self.units_per_token(prompt.scale), replicas, now, self._shares)
+        if prompt.tokens is not None and self.residency is not None:
+            quotes.know(self.residency, prompt.tokens)
         quotes.discount(self.rents)
         if prompt.session_key:
             sessions = self.sessions
@@ -663,8 +673,14 @@ class Router(Owner):
 
     def _believe(self, booking: Booking, evidence: Evidence, keys: BlockKeys, tokens: int, cached: int, now: float) -> bool:
         """Learn from the engine's reported cached tokens. keys: of the computed blocks. True if it had lost its cache."""
-        prompt, name, matched, known = booking.prompt, booking.lease.replica, booking.matched_blocks, evidence.capacity
+        prompt, lease, matched, known = booking.prompt, booking.lease, booking.matched_blocks, evidence.capacity
+        name = lease.replica
         held = int(cached * self.units_per_token(prompt.scale) / prompt.block_units)
+        if self._shares and self._shares.get(name) is not None:
+            if booking.sent_blocks and booking.beside is None:
+                believed = tokens * min(1.0, booking.sent_blocks * prompt.block_units / prompt.units)
+                self._shares.learn(name, prompt.origin, believed, min(cached, believed))
+            return False
         # Tolerance of one block: tokens are an estimate, and an engine's blocks end at other places.
         # A part that another request computed meanwhile says nothing about the cache.
         lost = held + 1 < matched and booking.beside is None
@@ -672,9 +688,12 @@ class Router(Owner):
             lost = not prompt.images and cached * prompt.units < (matched - 1) * prompt.block_units * tokens
         if held > matched + 1:
             evidence.held_more(self.trie.weight_held_by(name), self._block_weight(booking))
+            if held > 2 * matched + 2 and evidence.was_inferred(lease.since, self.trie.ttl_s):
+                self._shares.contradicted(name)
         restarted = booking.idle_s is not None and self._weigh(booking, evidence, booking.idle_s, cached, lost, now)
         if restarted:  # other routers infer it from the same counts
             self.purge(name)
+            evidence.inferred_at = self.trie.now
         if evidence.capacity != known:
             self.trie.add_replica(name, evidence.capacity)
         elif not (restarted or lost):

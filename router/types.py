@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from router.native import mypyc_attr
+from router.residency import PromptTokens
 
 KEY_BYTES: Final = 8  # one block key is an unsigned 64-bit hash, stored as its 8 bytes
 TOKEN_WEIGHT: Final = 1000  # the index counts in thousandths of a token: a block may be 54.47 tokens, and sums must be exact
@@ -35,7 +36,7 @@ class Prompt:
     that a client cannot make up, for evidence about replicas. breakpoints: (blocks, seconds)
     each: the client wants the prompt cached up to there, for so long; 0 seconds: it may have wanted that in an earlier prompt
     (`learning/promises.py`). images: number of images, whose tokens are a guess. These four are set by the creator of the
-    prompt.
+    prompt. tokens: its token ids, if they are known (`residency.py`).
     """
 
     __slots__ = (
@@ -49,6 +50,7 @@ class Prompt:
         "scale",
         "session",
         "session_key",
+        "tokens",
         "units",
     )
 
@@ -73,6 +75,7 @@ class Prompt:
         self.breakpoints: tuple[tuple[int, int], ...] = ()
         self.images = 0
         self.parent_key = 0
+        self.tokens: PromptTokens | None = None
 
     @property
     def family_key(self) -> int:
@@ -108,7 +111,8 @@ class Replica:
     capacity_tokens: the size of its KV cache, None if unknown (unbounded here). context_tokens: the longest prompt that it
     accepts, None if unknown. one_conversation: its cache holds only the last request. pool: replicas of one pool are expected
     to be equally fast. shares_inflight: it shares a prefix that it is still computing; None: to be learned. slots: a prefix is
-    found when its request has ended, by one request at a time.
+    found when its request has ended, by one request at a time. caches: number of private caches behind it, of which the router
+    can choose none.
     """
 
     name: str
@@ -118,6 +122,7 @@ class Replica:
     pool: str = ""
     shares_inflight: bool | None = True
     slots: bool = False
+    caches: int = 1
 
 
 class Cost(NamedTuple):

@@ -33,6 +33,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     ),
     "router": (
         ("native",),
+        ("residency",),
         ("types",),
         ("learning",),
         ("index",),

@@ -45,6 +45,13 @@ REPLICAS: Final = 4
 PREFILL_RATE, DECODE_RATE, CONNECTOR_S = 10_000, 50, 1.0
 KV_TOKENS: Final = 400_000
 RUNS: Final = "/v1/workflows/runs"
+IDLE_S: Final = 60.0
+UNENDED: Final = (  # requests of an engine
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "llamacpp:requests_processing",
+    "llamacpp:requests_deferred",
+)
 FIRST: Final = 256  # tokens of the history of the run that does not count
 HEAD: Final = """\
 | program | calls | prompt tokens | least | computed | counters | computed / least | run s: p50, p99 \
@@ -103,13 +110,13 @@ class Bench:
             with contextlib.suppress(FailedRunError):  # the gateway learns, and imports its runtime
                 await self._run(http, Measured(program), f"first {time.time_ns()}", FIRST)
             for number in range(self._options.runs):
-                before = self._counters()
+                before = await self._counters()
                 try:
                     await self._run(http, found, f"run {number} {time.time_ns()}", self._options.history)
                 except FailedRunError as error:
                     found.failures[str(error)] += 1
                     continue
-                more = (now - then for now, then in zip(self._counters(), before, strict=True))
+                more = (now - then for now, then in zip(await self._counters(), before, strict=True))
                 found.counters = EngineCounters(*map(sum, zip(found.counters, more, strict=True)))
                 for workflow, runs in forms if not self._options.alone else ():
                     try:
@@ -143,8 +150,13 @@ class Bench:
                 setattr(total, name, getattr(total, name) + getattr(one, name))
         return total
 
-    def _counters(self) -> EngineCounters:
+    async def _counters(self) -> EngineCounters:
+        """Once no engine has a request: cancelled ones are in them then."""
         pages = [_metrics(url) for url in self._replicas]
+        async with asyncio.timeout(IDLE_S):
+            while any(page[name] for page in pages for name in UNENDED):
+                await asyncio.sleep(0.05)
+                pages = [_metrics(url) for url in self._replicas]
         computed = (each["vllm:prompt_tokens_total"] - each["vllm:prefix_cache_hits_total"] for each in pages)
         slots = (each["llamacpp:prompt_tokens_total"] for each in pages)
         generated = (each["vllm:generation_tokens_total"] + each["llamacpp:tokens_predicted_total"] for each in pages)

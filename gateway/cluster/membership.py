@@ -149,8 +149,8 @@ class Membership:
                 if self.published and watch.members is not None:
                     self.published(watch.name, watch.members)
             for name in commanded:
-                if self.source_of(name) not in (CONFIGURATION, OPERATORS, None) and (state := self._fleet.named(name)):
-                    self._fleet.drain(state, on=False)
+                if self.source_of(name) not in (CONFIGURATION, OPERATORS, None):
+                    self._drain(name, on=False)
 
     def _use_sources(self, sources: Iterable[MemberSource], prepared: Mapping[str, Watch]) -> None:
         """Set the sources."""
@@ -185,9 +185,9 @@ class Membership:
 
     async def probed(self, name: str) -> None:
         """Wait for the first probe of an added member, for `first_wait_s` at most."""
-        if state := self._fleet.named(name):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._first_wait_s):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._first_wait_s):
+                for state in self._fleet.all_named(name):
                     await state.probed.wait()
 
     async def remove(self, name: str) -> None:
@@ -201,13 +201,16 @@ class Membership:
 
     def drain(self, name: str, *, on: bool) -> None:
         """An operator stops or resumes new requests there. The name is stored for a replica that a source may find."""
-        if state := self._fleet.named(name):
-            self._fleet.drain(state, on=on)
+        self._drain(name, on=on)
         self._drains.pop(name, None)
         if on and self.source_of(name) not in COMMANDED:
             self._drains[name] = None
             if len(self._drains) > MAX_DRAINS:
                 del self._drains[next(iter(self._drains))]
+
+    def _drain(self, name: str, *, on: bool) -> None:
+        for state in self._fleet.all_named(name):
+            self._fleet.drain(state, on=on)
 
     # -- sources
 
@@ -225,7 +228,8 @@ class Membership:
                 await answered(self.watches.all)
                 self.apply_found()
                 found = {name for name, source in self._merged.sources.items() if source not in COMMANDED}
-                await asyncio.gather(*(state.probed.wait() for state in self._fleet.replicas if state.name in found))
+                replicas = [state for state in self._fleet.replicas if state.member.listed_as in found]
+                await asyncio.gather(*(state.probed.wait() for state in replicas))
 
     def seed(self, source: str, members: Iterable[Member]) -> None:
         """Members of a source that another process has found, or keeps: used until this process's own watches have answers."""
@@ -321,8 +325,8 @@ class Membership:
             before_apply()
         self._fleet.apply(config, merged.members, probed)
         for name in self._drains:
-            if merged.sources.get(name, CONFIGURATION) not in COMMANDED and (state := self._fleet.named(name)):
-                self._fleet.drain(state, on=True)
+            if merged.sources.get(name, CONFIGURATION) not in COMMANDED:
+                self._drain(name, on=True)
         now = self._clock()
         self._rests_until = now + REST * (now - begun)
 

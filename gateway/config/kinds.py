@@ -18,7 +18,21 @@ from gateway.config.listen import OFF
 MATCH_ALL = "*"
 MAX_PRICE = 1e6  # USD for a million tokens, or for an image
 # As `fleet/engines.py` names them; a test compares.
+SteeringField = Literal[
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "bootstrap_pair_key",
+    "routed_dp_rank",
+    "data_parallel_rank",
+    "disagg_prefill_dp_rank",
+    "kv_router_hint",
+    "priority",
+]
 TranslatedApi = Literal["messages", "responses"]
+KeyHeader = Literal["authorization", "x-api-key"]
 EngineName = Literal["auto", "vllm", "warmroute", "sglang", "llamacpp", "tgi", "ollama", "distributed-llama"]
 
 DATABASE_URL_PATTERN = r"off|sqlite|sqlite:///[^\s?#]+|postgres(ql)?://[^\s]+"
@@ -106,6 +120,8 @@ def _name(name: str) -> str:
 Positive = Annotated[int, Meta(gt=0, le=MAX_NUMBER)]
 MAX_WEIGHT = 100
 Weight = Annotated[int, Meta(ge=1, le=MAX_WEIGHT)]
+MAX_RANKS = 64  # of one server: each is a replica of its own for the router
+Ranks = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
 Seconds = Annotated[float, Meta(gt=0, le=MAX_NUMBER)]
 Dollars = Annotated[float, Meta(gt=0, le=MAX_NUMBER)]
 Price = Annotated[float, Meta(ge=0, le=MAX_PRICE)]

@@ -16,9 +16,10 @@ class Live:
     """config: the present one; `take` replaces it.
 
     The other attributes cache values that every request needs: compiled code reads them directly, but a Struct's by a lookup.
-    blocks: block lengths in bytes and in token ids. patience_s: time limit for a client to read. max_body: in bytes. aliases:
-    of models, None without any. cors_origins: of web pages that may read answers. keepalive_s: longest silence towards a client
-    that waits for a stream, 0: no limit. logs_clients: their addresses and user agents are recorded.
+    blocks: block lengths in bytes and in token ids. patience_s: time limit for a client to read. max_body: in bytes.
+    client_fields: fields that steer engines, and that clients may send. aliases: of models, None without any. cors_origins: of
+    web pages that may read answers. keepalive_s: longest silence towards a client that waits for a stream, 0: no limit.
+    logs_clients: their addresses and user agents are recorded.
     """
 
     def __init__(self, config: Config) -> None:
@@ -29,6 +30,7 @@ class Live:
         routing = config.routing
         self.config = config
         self.blocks: tuple[int, int] = (routing.block_bytes, routing.block_tokens)
+        self.client_fields: frozenset[str] = frozenset(routing.client_fields)
         self.isolates_tenants: bool = routing.isolation == TENANT
         self.shows_routing: bool = routing.expose_headers == ALL
         self.patience_s: float = config.timeouts.idle_s

@@ -37,6 +37,7 @@ from gateway.database.tables import Tables
 from gateway.database.urls import made, parsed, shown
 
 OPERATION_S: Final = 10.0
+MIGRATION_S: Final = 3600.0  # of all rows, when it is opened
 RETRY_S: Final = 0.5  # between two attempts at a database that does not answer
 MAX_BATCH: Final = 100  # writes in one transaction
 FIRST_BATCH: Final = 8
@@ -101,9 +102,11 @@ class Database:
         self._readers = asyncio.Semaphore(CONNECTIONS - 1)  # the writer has the last one
 
     async def open(self) -> None:
-        """Connect, and create missing tables; several processes may do so at once. Raises StoreFailed."""
+        """Connect, and create missing tables; several processes may do so at once. A migration has MIGRATION_S, also one of
+        another process, which is waited for. Raises StoreFailed.
+        """
         try:
-            async with self._bounded():
+            async with self._bounded(MIGRATION_S):
                 self._driver = made(self._url, self._tables, self._operation_s, self._lost, read_only=self._read_only)
                 await self._driver.open()
         except (TypeError, ValueError) as error:  # raised by the driver for a part of the URL
@@ -227,11 +230,13 @@ class Database:
             self._readers.release()
 
     @contextlib.asynccontextmanager
-    async def _bounded(self) -> AsyncIterator[None]:
-        """Limit the time of an operation. Raises StoreFailed for all errors of the database, at once while it is stalled."""
+    async def _bounded(self, limit_s: float = 0.0) -> AsyncIterator[None]:
+        """Limit the time of an operation. limit_s: 0: that of all operations. Raises StoreFailed for all errors of the
+        database, at once while it is stalled.
+        """
         self._require_answers()
         try:
-            async with asyncio.timeout(self._operation_s):
+            async with asyncio.timeout(limit_s or self._operation_s):
                 yield
         except TimeoutError:
             raise self._stalled(self._silent()) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -29,6 +30,8 @@ class PostgresDriver:
         self._engine = create_async_engine(
             self._url, pool_size=CONNECTIONS, max_overflow=0, pool_pre_ping=True, pool_timeout=self._wait_s
         )
+        async with asyncio.timeout(self._wait_s):
+            await self.read(lambda _connection: None)  # a migration may take longer than a connection
         if self._read_only:
             await self.read(lambda connection: check_version(connection, self._tables))
         else:

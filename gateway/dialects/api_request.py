@@ -38,7 +38,7 @@ class ApiRequest:
     size: bytes or token ids to be computed if they are more than the prompt (a batch), or to be counted only; else 0. answers:
     number of answers. textual: the prompt is text, with at most a token for each byte of the body, apart from the template;
     False: it may have images, sounds, files, parts of unknown types. output: the most tokens of each, 0: no limit. outline: of
-    the prompt, () unless a feature needs it.
+    the prompt, () unless a feature needs it. steers: the body has a member that steers engines (`steering.py`).
     """
 
     __slots__ = (
@@ -65,6 +65,7 @@ class ApiRequest:
         "salt",
         "session",
         "size",
+        "steers",
         "stores",
         "stream",
         "strip_usage",
@@ -108,6 +109,7 @@ class ApiRequest:
         self.references = False
         self.keeps = False
         self.outline: Outline = ()
+        self.steers = False
 
     def drop(self) -> None:
         """Release the large fields at the end of the request, even if the object is still referenced."""
@@ -152,7 +154,7 @@ def router_prompt(
     name, number = session
     if (made := api.made) is not None:
         again = Prompt(made.keys, made.units, made.block_units, scale if made.scale else "", name, client, number)
-        again.breakpoints = made.breakpoints
+        again.breakpoints, again.tokens = made.breakpoints, made.tokens
         return again
     prompt = api.prompt
     if prompt is None:

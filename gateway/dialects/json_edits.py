@@ -16,7 +16,7 @@ Pure: bytes in, bytes out.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 import orjson
@@ -93,6 +93,35 @@ def read_list(raw: bytes, start: int, known: KnownEnd | None = None) -> tuple[li
         if name is not None:
             elements.append((first, end))
     return elements, end
+
+
+def cuts(raw: bytes, names: Collection[str]) -> list[Edit]:
+    """The edits that cut all members with these names out of the object, in its order."""
+    at = _space(raw, 0)
+    before, members = at + 1, list[tuple[int, int, bool]]()  # (offset of the name, offset behind the value, to be cut)
+    last = before
+    for name, _, end in _values(raw, at, b"{", _Budget(0), None):
+        if name is None:
+            last = end - 1
+            break
+        first = _space(raw, before)
+        if members:
+            first = _space(raw, _skip(raw, first, _COMMA))
+        members.append((first, end, name in names))
+        before = end
+    edits = list[Edit]()
+    kept = max([number for number, member in enumerate(members) if not member[2]], default=-1)
+    for number in range(kept):
+        if members[number][2]:
+            edits.append((members[number][0], members[number + 1][0], b""))
+    if kept + 1 < len(members):
+        edits.append((members[kept][1] if kept >= 0 else at + 1, last, b""))
+    return edits
+
+
+def moved(edits: list[Edit], behind: int, by: int) -> list[Edit]:
+    """Moves edits that begin at `behind` or later by `by` bytes."""
+    return [(start + by, end + by, text) if start >= behind else (start, end, text) for start, end, text in edits]
 
 
 def value_end(raw: bytes, start: int) -> int:

@@ -21,6 +21,7 @@ from gateway.dialects.openai.errors import error_body
 from gateway.dialects.openai.stream import ChunkReader
 from gateway.dialects.prompt.batch import pairs_prompt, sized_prompt
 from gateway.dialects.prompt.chat import chat_prompt
+from gateway.dialects.steering import steers
 from gateway.errors import GatewayError
 
 _MEMBERS: Final = ("model", "stream", "store", "background", "cache_salt")  # members that are read beside the prompt
@@ -94,7 +95,9 @@ def scan(raw: bytes) -> ApiRequest:
             body.pop("model", None)
     except (ValueError, IndexError):
         return _unreadable(raw)
-    return _other(raw, body, None, salt_of(body))
+    api = _other(raw, body, None, salt_of(body))
+    api.steers = steers(spans)
+    return api
 
 
 def _unreadable(raw: bytes) -> ApiRequest:
@@ -110,7 +113,7 @@ def _other(raw: bytes, body: Mapping[str, Any], prompt: bytes | list[int] | None
     model = body.get("model")
     model = model if isinstance(model, str) and len(model) <= MAX_MODEL_CHARS else ""
     api = ApiRequest(model, prompt, salt, stream=body.get("stream") is True, metered=False, body=raw)
-    api.stores = _stores(body)
+    api.stores, api.steers = _stores(body), steers(body)
     return api
 
 

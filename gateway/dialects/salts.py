@@ -30,12 +30,17 @@ def salted(body: bytes, salt: bytes) -> bytes | None:
     None: it is no JSON object in UTF-8. The salt is added even if the prompt was not understood, because an engine may
     understand it.
     """
+    return with_member(body, b'"cache_salt":"%b"' % salt)
+
+
+def with_member(body: bytes, member: bytes) -> bytes | None:
+    """A JSON object with this as its last member, which overrides an earlier one of the same name; None: the body is none."""
     span = _members_of(body)
     if span is None:
         return None
     first, last = span
     comma = b"," if _end_of_space(body, first) < last else b""
-    return b"".join((memoryview(body)[:last], comma, b'"cache_salt":"', salt, b'"}'))
+    return b"".join((memoryview(body)[:last], comma, member, b"}"))
 
 
 def require_saltable(body: bytes, content_type: str) -> None:

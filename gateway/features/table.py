@@ -36,6 +36,7 @@ NAMES: Final = [
     "doctor",
     "live_page",
     "diagnostics",
+    "disaggregation",
     "fallback_pools",
     "translation",
     "responses",
@@ -44,6 +45,7 @@ NAMES: Final = [
     "workflows",
     "prompt_log",
     "adoption",
+    "kv_events",
 ]
 """In the order of installation."""
 

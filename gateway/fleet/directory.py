@@ -16,7 +16,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -39,11 +39,13 @@ from gateway.errors import (
 from gateway.fleet.breaker import CLOSED, Breaker
 from gateway.fleet.candidates import any_well, eligible, spared
 from gateway.fleet.catalog import Catalog, warn_of_misfits, warn_of_rivals
+from gateway.fleet.engines import Facts
 from gateway.fleet.membership import CONFIGURATION, SHOWN_S, DepartedNames, Member, Members, configured, merge, reconcile
 from gateway.fleet.places import ASK_S, LOOK_S
 from gateway.fleet.pool_places import PoolPlaces
 from gateway.fleet.pools import Pool, listed_by, succeed
 from gateway.fleet.prober import Prober, ProbeResult
+from gateway.fleet.ranks import KnownRanks
 from gateway.fleet.refusals import REST_MOST_S
 from gateway.fleet.state import USAGE_WISH, ReplicaState
 from gateway.telemetry.counters import FirstValues, Instruments
@@ -64,7 +66,8 @@ class Target:
     """The replicas for a model. label: the model's bounded name for metrics. replicas: the live ones, or else the doubtful
     ones. down: the replicas that serve the model but are not live, with the reasons. draining: some of these are up, but drain.
     pool: its name. fallback: target of requests that the pool cannot serve. named: the pool was named by another pool's
-    fallback, and not found by the model. translate, delta: as in `Pool`.
+    fallback, and not found by the model. translate, delta: as in `Pool`. prefillers: live replicas that compute prompts for
+    others, and are not in `replicas`.
     """
 
     model: str
@@ -80,6 +83,7 @@ class Target:
     named: bool = False
     translate: tuple[str, ...] | None = None
     delta: bool = False
+    prefillers: Mapping[str, ReplicaState] = field(default_factory=dict)
 
     async def wait(self, tenant: str, priority: str | None, most: int | None, place: Place, *, pulsed: bool) -> Permit:
         """Waits for a slot at the replicas. priority: the client's header. most: maximum of the priority, and its value without
@@ -113,7 +117,9 @@ class Fleet:
         self._catalog: Catalog | None = None  # cleared likewise
         self._router = router
         self._clock = clock
-        self._prober = Prober(config.health, router, metrics, self._models_changed, self._count_places, clock)
+        self._ranks = KnownRanks()
+        told = self._models_changed, self._ranks_found, self._count_places
+        self._prober = Prober(config.health, router, metrics, *told, clock)
         self._gates: dict[str, PoolPlaces] = {}  # by pool
         self._crowded = asyncio.Event()
         self._chance = chance
@@ -124,7 +130,9 @@ class Fleet:
         self._metrics = metrics
         keep_s = SHOWN_S if processes_of(config) == 1 else 2 * SHOWN_S
         self._departed, self._departed_pools = DepartedNames(keep_s), DepartedNames(keep_s)
-        self._members = merge({CONFIGURATION: configured(config)}, [pool.name for pool in config.pools]).members
+        self._config = config
+        self._listed = merge({CONFIGURATION: configured(config)}, [pool.name for pool in config.pools]).members
+        self._members = self._ranks.expand(self._listed)
         self.pools: tuple[Pool, ...] = ()
         self._prefixes: Any = pygtrie.CharTrie()
         for member in self._members.values():
@@ -136,7 +144,8 @@ class Fleet:
         return (replica for pool in self.pools for replica in pool.replicas)
 
     def urls(self) -> list[str]:
-        return [replica.url for replica in self.replicas]
+        """Their URLs; the ranks of a server have one together."""
+        return list(dict.fromkeys(replica.url for replica in self.replicas))
 
     @property
     def _prefixes_by_pool(self) -> Sequence[tuple[str, ...]]:
@@ -325,7 +334,7 @@ class Fleet:
     def connection_closed(self, url: str, idle_s: float) -> None:
         """The replica at this URL has closed a connection that had been idle for idle_s. O(replicas)."""
         for state in self._by_name.values():
-            if state.url == url:
+            if state.url == url and not state.member.rank:
                 self._prober.connection_closed(state, idle_s)
 
     def lacks(self, state: ReplicaState, dialect: str, now: float) -> None:
@@ -333,6 +342,13 @@ class Fleet:
         if dialect not in state.lacks:
             log.info("replica does not speak a dialect", extra={"replica": state.name, "dialect": dialect})
         state.lacks[dialect] = now
+
+    def refuses_rank(self, state: ReplicaState) -> None:
+        """The replica has refused a request because of its data-parallel rank."""
+        if self._by_name.get(state.name) is state:
+            self._prober.doubt(state)
+            if self._ranks.refused(state.member):
+                self._apply_ranks(state)
 
     def refuses_usage(self, state: ReplicaState, now: float) -> None:
         """The replica has refused `stream_options`. For a while it is not asked for the usage of streams."""
@@ -361,6 +377,14 @@ class Fleet:
     def named(self, name: str) -> ReplicaState | None:
         return self._by_name.get(name)
 
+    def all_named(self, name: str) -> Sequence[ReplicaState]:
+        """The replica of this name, or the ranks of the server that its source lists under this name. O(replicas)."""
+        state = self._by_name.get(name)
+        if state is not None and not state.leaving:
+            return (state,)
+        ranks = [each for each in self._by_name.values() if each.member.server == name]
+        return ranks or ([] if state is None else [state])
+
     def drain(self, state: ReplicaState, *, on: bool) -> None:
         """Stop or resume sending new requests; running requests continue."""
         if state.drained != on:
@@ -376,6 +400,7 @@ class Fleet:
         within_s: a limit for all together. Returns the answers by URL.
         """
         # A leaving replica may be removed before it is needed again.
+        wanted = self._ranks.expand(wanted)
         urls = [each.url for each in wanted.values() if (state := self._same(each)) is None or state.leaving]
         return await self._prober.request_models_of_all(urls, upstream, within_s)
 
@@ -387,7 +412,9 @@ class Fleet:
         known = set(self._by_name.values())
         served, prefixes = {state: pool.models for pool in self.pools for state in pool.replicas}, self._prefixes_by_pool
         self._prober.retune(config.health)
-        left = self._change_members(wanted, probed)
+        self._config, self._listed = config, wanted
+        self._ranks.keep(wanted)
+        left = self._change_members(self._ranks.expand(wanted), probed)
         self._build(config)
         _log_each("replica leaves", "more replicas leave", left)
         joined = self._begin_slowly(known)
@@ -395,6 +422,22 @@ class Fleet:
         others = self._prefixes_by_pool != prefixes  # then a pool may take another one's models
         changed = {state for pool in self.pools for state in pool.replicas if others or served.get(state) != pool.models}
         warn_of_misfits(changed, self.pools, self._by_prefix)
+
+    def _ranks_found(self, state: ReplicaState, facts: Facts) -> None:
+        """The prober has read a page of metrics of this replica's server."""
+        if not state.leaving and self._ranks.found(state.member, state.engine, facts):
+            self._apply_ranks(state)
+
+    def _apply_ranks(self, known: ReplicaState) -> None:
+        """Set the members anew after a change of a server's ranks. known: a replica of that server; the new ones begin with its
+        health.
+        """
+        before = set(self._by_name.values())
+        left = self._change_members(self._ranks.expand(self._listed), {known.url: None if known.needs_key else known.models})
+        for state in set(self._by_name.values()) - before:
+            state.drained = known.drained
+        self._build(self._config)
+        _log_each("replica leaves", "more replicas leave", left)
 
     def _change_members(self, wanted: Members, probed: Mapping[str, ProbeResult]) -> Sequence[ReplicaState]:
         """Apply the changes of members. Returns the leaving replicas."""
@@ -593,18 +636,20 @@ class Fleet:
                     last_s = now
                     asked = {state: task for state, task in asked.items() if not task.done()}
                     for state in gate.oldest():
-                        if state not in asked:
+                        if state not in asked and self._prober.is_asked(state):
                             asked[state] = group.create_task(self._prober.ask_load(state, upstream))
 
     async def probe_all(self, upstream: UpstreamClient) -> None:
         """Probe every replica once, so that the first requests find their replicas."""
-        await asyncio.gather(*(self._prober.probe(state, upstream) for state in self.replicas))
+        asked = [state for state in self.replicas if self._prober.is_asked(state)]
+        await asyncio.gather(*(self._prober.probe(state, upstream) for state in asked))
 
 
 def _target_of(pool: Pool, model: str, label: str) -> Target:
     # Engines answer 404 for models that they do not serve; replicas that list the model are preferred.
     members = [state for state in pool.replicas if model in state.models] or pool.replicas
-    serving = [state for state in members if state.live] or [state for state in members if state.doubtful]
+    answering = [state for state in members if state.answers]
+    serving = [state for state in answering if state.live] or [state for state in answering if state.doubtful]
     return Target(
         model,
         label,
@@ -613,11 +658,12 @@ def _target_of(pool: Pool, model: str, label: str) -> Target:
         pool.admission,
         pool.resume_streams,
         pool.strip_billing_header,
-        draining=any(state.up and not state.live for state in members),
+        draining=any(state.up and not state.live for state in answering),
         pool=pool.name,
         fallback=pool.fallback,
         translate=pool.translate,
         delta=pool.delta,
+        prefillers={state.name: state for state in members if state.live and not state.answers},
     )
 
 

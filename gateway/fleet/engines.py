@@ -5,9 +5,10 @@ engine, `read` its facts. Nothing here raises. Impossible values (NaN, negative,
 and None always means "missing".
 
 An engine with several ranks (data parallel) has a cache in each: within a rank the largest sample counts, and the ranks are
-added. The page is parsed by one regular expression made from the table, in a quarter of a millisecond for vLLM's 60 kB: a
-complete parser takes thirty times as long, in the event loop, for each replica at every probe. It is parsed in slices of whole
-lines (`slices`, `PageReader`), between which the event loop can run: the largest page takes 80 ms of CPU time.
+added; `Facts.ranks` has them one by one. The page is parsed by one regular expression made from the table, in a quarter of a
+millisecond for vLLM's 60 kB: a complete parser takes thirty times as long, in the event loop, for each replica at every probe.
+It is parsed in slices of whole lines (`slices`, `PageReader`), between which the event loop can run: the largest page takes
+80 ms of CPU time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+
+from gateway.config.kinds import MAX_RANKS
 
 MAX_PAGE_BYTES = 2 << 20  # of any answer that is parsed here; vLLM's page has 60 kB for each of its ranks
 SLICE_BYTES = 64 << 10  # parsed at once: up to 3 ms. A longer line is skipped; vLLM's longest has 3 kB
@@ -73,7 +76,10 @@ class EngineProfile:
     # first token. None: it is learned (`router/learning/inflight.py`).
     shares_inflight: bool | None = None
     slots: bool = False  # a prefix is in the slot of an ended request, which the next request takes
+    bootstraps: bool = False  # its decoders wait for the prefiller that a request names; else they compute prompts, too
     choices: bool = False  # it takes `structured_outputs: {choice}`
+    takes_rank: bool = False  # it computes a request at the data-parallel rank that X-data-parallel-rank names
+    rank_field: bytes = b""  # the member of JSON bodies that also names the rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,9 @@ class Facts:
     """Facts that one engine reports about itself.
 
     started: start of its process, in seconds since 1970. running, waiting: sequences. caching: its prefix cache is on.
-    progress: the values of its metrics of progress, summed over models and ranks; empty: it has none.
+    progress: the values of its metrics of progress, summed over models and ranks; empty: it has none. caches: number of its
+    data-parallel ranks on its page, which have a cache each. ranks: the facts of each of several ranks; empty if they are not
+    numbered from 0.
     """
 
     engine: EngineProfile = field(default_factory=lambda: UNKNOWN)
@@ -91,6 +99,8 @@ class Facts:
     waiting: int | None = None
     caching: bool | None = None
     progress: tuple[float, ...] = ()
+    caches: int = 1
+    ranks: tuple[Facts, ...] = ()
 
     @property
     def capacity_tokens(self) -> int | None:
@@ -116,7 +126,31 @@ def named(name: str) -> EngineProfile | None:
 
 
 def read(engine: EngineProfile, page: Page) -> Facts:
-    """The facts on the page; `kv_of` may add the KV size."""
+    """The facts on the page; `kv_of` may add the KV size. O(samples x ranks)."""
+    facts, numbers = _read(engine, page), _ranks(engine, page)
+    if len(numbers) < 2:
+        return facts
+    numbered = numbers == list(range(len(numbers)))
+    ranks = [_read(engine, _page_of_rank(page, engine.rank, rank)) for rank in numbers] if numbered else []
+    return replace(facts, caches=len(numbers), ranks=tuple(ranks))
+
+
+def _ranks(engine: EngineProfile, page: Page) -> list[int]:
+    """The numbers of the data-parallel ranks on the page, in order; empty if there are too many."""
+    if not engine.rank:
+        return []
+    labels = {sample.labels.get(engine.rank, "") for sample in page.get(engine.running, ())}
+    numbers = sorted({int(label) for label in labels if label.isascii() and label.isdecimal() and len(label) < 6})
+    return numbers if len(numbers) <= MAX_RANKS else []
+
+
+def _page_of_rank(page: Page, label: str, rank: int) -> Page:
+    """The samples of a rank, and those that belong to no rank."""
+    own = (str(rank), "")
+    return {name: [each for each in samples if each.labels.get(label, "") in own] for name, samples in page.items()}
+
+
+def _read(engine: EngineProfile, page: Page) -> Facts:
     return Facts(
         engine=engine,
         kv_tokens=engine.page_kv(page, engine.rank),
@@ -282,6 +316,7 @@ VLLM = EngineProfile(
     salts=True,
     shares_inflight=True,
     choices=True,
+    takes_rank=True,
 )
 
 # It has vLLM's metric names; without owned_by its page would be taken for vLLM's, which comes first.
@@ -309,6 +344,9 @@ SGLANG = EngineProfile(
     answer_kv=_sglang_answer_kv,
     inquiries=("/v1/loads", "/server_info", "/get_server_info"),
     shares_inflight=True,
+    takes_rank=True,
+    rank_field=b"routed_dp_rank",  # versions before March 2026 do not know the header
+    bootstraps=True,
 )
 
 # Prefixes evicted from a slot go to a cache in the host's memory (--cache-ram, 8 GiB by default), whose size it does not

@@ -37,7 +37,7 @@ class PoolPlaces(PlaceGate):
         """Add up the places again. True if their number is another one. O(replicas)."""
         before, total = self.total, 0
         for state in self.replicas:
-            if state.live:
+            if state.live and state.answers:
                 total += state.places.value
         self.total = min(total, MOST) or MOST
         return self.total != before
@@ -53,7 +53,7 @@ class PoolPlaces(PlaceGate):
         """See PlaceGate. O(replicas)."""
         now, left = self._clock(), granted
         for state in self.replicas:
-            if not state.live:
+            if not (state.live and state.answers):
                 continue
             places, load = state.places, self._loads.get(state.name)
             if places.value == MOST or now - places.at > STALE_S:

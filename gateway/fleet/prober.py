@@ -19,6 +19,9 @@ A cache counts as lost if the replica refuses connections ("refused"), if it loa
 process has a later start time than any before ("start_time"), or if it repeatedly reported zero hits on known prefixes
 ("zero_hits"). One restart counts once: after another sign, the next start time is only stored.
 
+The data-parallel ranks of one server (`ranks.py`) are probed once for all: the first of them is asked, and each gets the
+result, with its own part of the engine's facts.
+
 Replicas come and go while the gateway runs: `add` and `remove` take effect at once. `run` starts their tasks, and `remove` ends
 them.
 """
@@ -29,13 +32,16 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from gateway.config.schema import HealthConfig
 from gateway.errors import LOADING, REFUSED, UNREACHABLE, GatewayError, ReplicaFailure
 from gateway.fleet.cache_reports import CacheFinding
 from gateway.fleet.engine_client import MAX_MODELS, Models, facts_of, models_of
 from gateway.fleet.engines import Facts, named
+from gateway.fleet.membership import PREFILL
+from gateway.fleet.ranks import Server, of_rank, server_of
 from gateway.fleet.state import BETWEEN_PROCESSES, NOT_PROBED, ReplicaState
 from gateway.telemetry.logs import first_of
 from gateway.telemetry.metrics import Metrics
@@ -75,15 +81,20 @@ class Prober:
         router: Router,
         metrics: Metrics,
         changed: Callable[[ReplicaState], None],
+        ranks_found: Callable[[ReplicaState, Facts], None],
         reported: Callable[[ReplicaState], None],
         clock: Callable[[], float],
     ) -> None:
-        """changed: called when a replica comes, goes, or changes its models. reported: when its engine has shown its load."""
+        """changed: called when a replica comes, goes, or changes its models. ranks_found: called with the facts of each page of
+        metrics; may add and remove replicas. reported: called when an engine has shown its load.
+        """
         self._health = health
         self._router = router
         self._metrics = metrics
         self._changed = changed
         self._reported = reported
+        self._ranks_found = ranks_found
+        self._ranks: dict[Server, list[ReplicaState]] = {}  # the ranks of each server that has some; the first one is asked
         self._clock = clock
         self._tasks: dict[ReplicaState, asyncio.Task[None] | None] = {}  # by replica; None: to be started
         self._news = asyncio.Event()
@@ -91,6 +102,11 @@ class Prober:
     def add(self, state: ReplicaState) -> None:
         """A replica joins the fleet."""
         self.set_bounds(state)
+        if state.member.rank is not None:
+            ranks = self._ranks.setdefault(server_of(state.member), [])
+            if ranks:
+                state.probe_now, state.probe_budget = ranks[0].probe_now, ranks[0].probe_budget
+            ranks.append(state)
         self._tasks[state] = None
         self._news.set()
         self._metrics.replica_up.set((state.name,), 0)
@@ -102,11 +118,27 @@ class Prober:
         """A replica has left: end its probes and its gauges."""
         if task := self._tasks.pop(state):
             task.cancel()
+        if state.member.rank is not None:
+            ranks = self._ranks[server_of(state.member)]
+            ranks.remove(state)
+            self._news.set()  # the next rank may have to be asked
+            if not ranks:
+                del self._ranks[server_of(state.member)]
         state.probed.set()
         name, metrics = (state.name,), self._metrics
         for gauge in (metrics.replica_up, metrics.replica_cache_hits_missing, metrics.replica_capacity):
             gauge.set(name, None)
         self._show_load(state.name, None, None)
+
+    def _together(self, state: ReplicaState) -> Sequence[ReplicaState]:
+        """The ranks of this replica's server, the one that is asked first; or the replica alone."""
+        if state.member.rank is None:
+            return (state,)
+        return tuple(self._ranks.get(server_of(state.member), ()))
+
+    def is_asked(self, state: ReplicaState) -> bool:
+        """True if probes of this replica are sent; else it gets the results of another rank of its server."""
+        return state.member.rank is None or self._together(state)[:1] == (state,)
 
     def retune(self, health: HealthConfig) -> None:
         """Set the rules of probing."""
@@ -118,8 +150,9 @@ class Prober:
     def set_bounds(self, state: ReplicaState) -> None:
         """Give the router the replica's KV size, longest prompt and kind of engine; called when they may have changed."""
         capacity, engine = state.capacity_tokens, state.engine
-        known = state.name, capacity, state.context_tokens, engine.one_conversation, state.member.pool
-        self._router.add(Replica(*known, engine.shares_inflight, engine.slots))
+        kind = state.member.pool if state.answers else f"{state.member.pool} {PREFILL}"  # transfers are not as fast as prefills
+        known = state.name, capacity, state.context_tokens, engine.one_conversation, kind
+        self._router.add(Replica(*known, engine.shares_inflight, engine.slots, state.member.caches))
         self._metrics.replica_capacity.set((state.name,), capacity)
 
     # -- observations of requests
@@ -127,7 +160,8 @@ class Prober:
     def failed(self, state: ReplicaState, failure: ReplicaFailure) -> None:
         """A request's attempt failed on this replica."""
         if failure.reason == REFUSED:
-            self._set_down(state, failure)
+            for each in self._together(state):
+                self._set_down(each, failure)
         if self._probe_soon(state) and failure.reason != REFUSED:
             self._router.failing(state.name)
 
@@ -177,7 +211,7 @@ class Prober:
         async with asyncio.TaskGroup() as group:
             while True:
                 self._news.clear()
-                new = [state for state, task in self._tasks.items() if task is None]
+                new = [state for state, task in self._tasks.items() if task is None and self.is_asked(state)]
                 for number, state in enumerate(new):
                     if number % AT_ONCE == 0:
                         await asyncio.sleep(0)
@@ -205,7 +239,10 @@ class Prober:
             return
         if isinstance(result, ReplicaFailure) and result.reason == "timeout" and upstream.busy(state.url):
             return  # a request was faster
-        if not self.apply_probe(state, result, upstream.silence_s(state.url)):
+        silence_s = upstream.silence_s(state.url)
+        for other in self._together(state)[1:]:
+            self.apply_probe(other, result, silence_s)
+        if not self.apply_probe(state, result, silence_s):
             return
         if closed_after_s is not None:
             state.idle_limit_s = min(state.idle_limit_s, closed_after_s)
@@ -328,21 +365,38 @@ class Prober:
 
     async def ask_facts(self, state: ReplicaState, upstream: UpstreamClient, *, inquire: bool = False) -> None:
         """Ask the replica's engine for its facts. inquire: also for facts beyond its page of metrics."""
-        before = self._router.ledger.of(state.name).inflight
         timeout_s = self._health.timeout_s
         engine = named(state.member.engine)
-        found = await facts_of(upstream, state.url, timeout_s, state.models, state.facts, engine, inquire=inquire)
+        ranks = self._ranks.get(server_of(state.member), ())
+        before = {each: self._router.ledger.of(each.name).inflight for each in (state, *ranks)}
+        known = state.facts if state.member.rank is None else replace(state.facts, kv_tokens=None)  # of all ranks together
+        found = await facts_of(upstream, state.url, timeout_s, state.models, known, engine, inquire=inquire)
         facts, state.has_metrics = found
-        if not (state.up and state in self._tasks):
-            return  # it has gone down or left during the question
-        self._apply_facts(state, facts)
+        if not (state.up and state in self._tasks):  # it may have gone down or left during the question
+            return
+        server = server_of(state.member)
+        if state.member.rank is None:
+            self._apply_facts(state, facts)
+            self._apply_load(state, before[state])
         if state.has_metrics:
-            inflight = max(before, self._router.ledger.of(state.name).inflight)
-            now = self._clock()
-            if facts.running is not None and facts.waiting is not None:
-                self._router.reported(state.name, facts.running, facts.waiting, inflight, now)
-            state.places.learn(facts.running, facts.waiting, inflight, now)
-            self._reported(state)
+            self._ranks_found(state, facts)
+        for each in tuple(self._ranks.get(server, ())):
+            each.has_metrics = state.has_metrics
+            own = of_rank(facts, each.member)
+            self._apply_facts(each, own if own.kv_tokens else replace(own, kv_tokens=each.facts.kv_tokens))
+            if each in before:
+                self._apply_load(each, before[each])
+
+    def _apply_load(self, state: ReplicaState, before: int) -> None:
+        """Apply the load that the replica's engine reports. before: requests of ours there when it was asked."""
+        if not state.has_metrics:
+            return
+        running, waiting, now = state.facts.running, state.facts.waiting, self._clock()
+        inflight = max(before, self._router.ledger.of(state.name).inflight)
+        if running is not None and waiting is not None:
+            self._router.reported(state.name, running, waiting, inflight, now)
+        state.places.learn(running, waiting, inflight, now)
+        self._reported(state)
 
     def _apply_facts(self, state: ReplicaState, facts: Facts) -> None:
         """Apply the facts that the replica's engine reports."""

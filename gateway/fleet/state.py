@@ -12,7 +12,7 @@ from gateway.fleet.breaker import CLOSED, Breaker
 from gateway.fleet.cache_reports import Overlap
 from gateway.fleet.engine_client import Models
 from gateway.fleet.engines import EngineProfile, Facts, named
-from gateway.fleet.membership import Member
+from gateway.fleet.membership import PREFILL, Member
 from gateway.fleet.places import Places
 from gateway.fleet.refusals import Refusals
 
@@ -102,6 +102,11 @@ class ReplicaState:
     @property
     def url(self) -> str:
         return self.member.url
+
+    @property
+    def answers(self) -> bool:
+        """True if requests may be answered there: it does more than compute prompts for others."""
+        return self.member.role != PREFILL
 
     @property
     def engine(self) -> EngineProfile:

@@ -24,7 +24,7 @@ from typing import Any, Final
 from gateway.config.aliases import Aliases
 from gateway.dialects.api_request import ApiRequest, router_prompt
 from gateway.dialects.dialect import Dialect
-from gateway.dialects.json_edits import Edit, read_object
+from gateway.dialects.json_edits import Edit, cuts, read_object
 from gateway.dialects.json_structure import exceeds, too_complex
 from gateway.dialects.models.rename import rename
 from gateway.dialects.prompt.outline import Outliner
@@ -129,8 +129,13 @@ def _members(body: bytes) -> tuple[dict[str, tuple[int, int]], int]:
     return members.spans, members.end
 
 
+def _cuts(body: bytes, names: Sequence[str]) -> tuple[list[Edit]]:
+    return (cuts(body, names),)
+
+
 _OPERATIONS: Final[Mapping[str, Operation]] = {
     wire.PARSE: _parse,
     wire.CONTINUE: _continue,
     wire.MEMBERS: _members,
+    wire.CUTS: _cuts,
 }

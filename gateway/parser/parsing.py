@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import io
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -25,12 +25,13 @@ from gateway.config.aliases import Aliases
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
 from gateway.dialects.dialect import COMPLETE, IMPOSSIBLE, Continuation, Dialect
 from gateway.dialects.finished_answer import FinishedAnswer
-from gateway.dialects.json_edits import Edit, Members, apply, pieces, read_object
+from gateway.dialects.json_edits import Edit, Members, apply, cuts, pieces, read_object
 from gateway.dialects.json_structure import is_quick, signs
 from gateway.dialects.models.rename import rename
 from gateway.dialects.prompt.outline import Outliner
 from gateway.parser import wire
 from gateway.parser.process import ParserProcess
+from gateway.shares import QUICK_S
 from gateway.turns import Turns, turns_of
 
 SMALL_BYTES: Final = 16 << 10
@@ -46,13 +47,20 @@ _SCANNED_INLINE_BYTES: Final = 1 << 17  # of a body that is scanned in the event
 
 
 class Parsing:
-    """Parses bodies (see the module). block_bytes, block_tokens: the sizes of the router's blocks."""
+    """Parses bodies (see the module). block_bytes, block_tokens: the sizes of the router's blocks. clock: monotonic seconds."""
 
-    def __init__(self, process: ParserProcess, block_bytes: int, block_tokens: int) -> None:
+    def __init__(
+        self,
+        process: ParserProcess,
+        block_bytes: int,
+        block_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.process = process
         self.outliner = Outliner()
         self._block_bytes = block_bytes
         self._block_tokens = block_tokens
+        self._clock = clock
         self._turns: Turns | None = None
 
     @property
@@ -70,13 +78,13 @@ class Parsing:
         large = len(raw) > SMALL_BYTES
         if large and self.turns.exceeds_share(client) and not dialect.is_opaque(raw):
             return None
-        begin = time.perf_counter()
+        begin = self._clock()
         try:
             return _in_loop(dialect, raw, aliases, self.outliner)
         finally:
-            took_s = time.perf_counter() - begin
+            took_s = self._clock() - begin
             self.turns.spent(took_s)
-            if large:
+            if large and took_s > QUICK_S:
                 self.turns.charge(client, took_s)
 
     async def in_turn(
@@ -121,6 +129,15 @@ class Parsing:
         if self.scans_at_once(body, client):
             return await self.turns.take(partial(read_object, body), client)
         return Members(body, *await self.process.run((wire.MEMBERS,), body, client))
+
+    async def cuts(self, body: bytes, names: Sequence[str], client: str = "") -> Sequence[Edit]:
+        """The edits that cut all members with these names out of a valid JSON object. client: as for `parse`. Raises the errors
+        of `parse`.
+        """
+        if self.scans_at_once(body, client):
+            return await self.turns.take(partial(cuts, body, names), client)
+        found: tuple[Sequence[Edit]] = await self.process.run((wire.CUTS, tuple(names)), body, client)
+        return found[0]
 
     def scans_at_once(self, body: bytes, client: str) -> bool:
         """True if the event loop may scan this body of the client for members."""

@@ -26,6 +26,7 @@ RESULT: Final = struct.Struct("<I")
 PARSE: Final = "parse"  # dialect, block_bytes, block_tokens, scope, aliases, outlined -> the fields of `ParsedBody`
 CONTINUE: Final = "continue"  # dialect, text, tokens -> verdict, edits (Continuation.request)
 MEMBERS: Final = "members"  # -> spans, end (json_edits.Members)
+CUTS: Final = "cuts"  # names -> edits (json_edits.cuts)
 
 DONE: Final = "done"
 REFUSED: Final = "refused"  # with a GatewayError for the client
@@ -45,6 +46,7 @@ class ParsedBody(NamedTuple):
     strip_usage: bool
     countable: bool
     textual: bool
+    steers: bool
     harmless: bool
     edits: list[Edit]
     billing: list[Edit]
@@ -77,6 +79,7 @@ def parsed_body(api: ApiRequest) -> ParsedBody:
         api.strip_usage,
         api.countable,
         api.textual,
+        api.steers,
         api.harmless,
         list(api.edits),
         api.billing,
@@ -104,7 +107,7 @@ def request_of(parsed: ParsedBody, body: bytes) -> ApiRequest:
     api.strip_usage = parsed.strip_usage
     api.countable = parsed.countable
     api.textual = parsed.textual
-    api.harmless = parsed.harmless
+    api.harmless, api.steers = parsed.harmless, parsed.steers
     api.billing = parsed.billing
     api.prewarm = parsed.prewarm
     api.diagnosis = Diagnosis(*parsed.diagnosis) if parsed.diagnosis else None

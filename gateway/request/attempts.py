@@ -27,12 +27,14 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Collection, Coroutine
+from functools import partial
 from typing import Any, Final, Protocol
 
 from gateway.dialects.events.first_event import FirstEvent
 from gateway.dialects.excerpt import excerpt
 from gateway.dialects.full_context import MAX_READ, STATUSES, full_context
 from gateway.dialects.openai.request import without_usage
+from gateway.dialects.salts import is_object
 from gateway.errors import HUNG, NO_ACCESS, REFUSED, UNFIT, UNKNOWN_PATH, UNREACHABLE, GatewayError, ReplicaFailure, timed_out
 from gateway.fleet.directory import Fleet
 from gateway.fleet.state import USAGE_WISH, ReplicaState
@@ -43,6 +45,7 @@ from gateway.request.forms import EVENT_STREAM, EVENTS_LINE, NATIVE, Form, colle
 from gateway.request.inflated import inflated_begin, read_inflated
 from gateway.request.lone_failures import LoneFailures
 from gateway.request.phases.replies import JSON_LINE, STREAM_LINES
+from gateway.request.ranks import BAD_REQUEST, is_rank_refusal, to_rank
 from gateway.request.retries import RetryBudget, jitter
 from gateway.request.unknown_path import MOST_READ, is_unknown_path, may_be
 from gateway.request.verdicts import Verdicts, client_hash, is_answer
@@ -438,7 +441,10 @@ class Attempts:
         sent = form.call(exchange, state, call)
         if state.lacks and exchange.wishes_usage and not state.speaks(USAGE_WISH, now):
             sent = _without_usage(exchange, sent)
-        answer = await self._send(exchange, state, sent, fresh=fresh)
+        if form is NATIVE:
+            answer = await self._send(exchange, state, sent, fresh=fresh)
+        else:
+            answer = await form.send(exchange, state, sent, partial(self._send, exchange, state, fresh=fresh))
         while form is not NATIVE and (other := await _instead(form, exchange, state, sent, answer)):
             sent = other
             answer = await self._send(exchange, state, sent, fresh=False)
@@ -464,8 +470,25 @@ class Attempts:
     def _send(
         self, exchange: Exchange, state: ReplicaState, call: ReplicaCall, *, fresh: bool
     ) -> Coroutine[Any, Any, ReplicaAnswer]:
-        spent_s = self._clock() - exchange.attempts.since if exchange.attempts.failed else 0.0
+        again = exchange.attempts.failed or exchange.prefilled is not None
+        spent_s = self._clock() - exchange.attempts.since if again else 0.0
+        if state.member.rank is not None:
+            return self._send_to_rank(exchange, state, state.member.rank, call, spent_s, fresh=fresh)
         return self._upstream.open(state.url, call, fresh=fresh, spent_s=spent_s)
+
+    async def _send_to_rank(
+        self, exchange: Exchange, state: ReplicaState, rank: int, call: ReplicaCall, spent_s: float, *, fresh: bool
+    ) -> ReplicaAnswer:
+        """`_send` for a data-parallel rank. If the server does not have it (any more), the server chooses one."""
+        field = state.engine.rank_field
+        if field and is_object(call.body):
+            exchange.charge_copy(call.body)
+        answer = await self._upstream.open(state.url, to_rank(call, rank, field), fresh=fresh, spent_s=spent_s)
+        if answer.status != BAD_REQUEST or not is_rank_refusal(await _error_of(answer, MAX_READ)):
+            return answer
+        answer.close()
+        self._fleet.refuses_rank(state)
+        return await self._upstream.open(state.url, call, spent_s=spent_s)
 
     async def _unasked(
         self, exchange: Exchange, state: ReplicaState, call: ReplicaCall, refusal: ReplicaAnswer, now: float

@@ -98,7 +98,14 @@ class Lifecycle:
     async def _serve(self, exchange: Exchange) -> ClientReply:
         task = self.running.enter(exchange)
         try:
-            return await self._answer(exchange)
+            try:
+                return await self._answer(exchange)
+            except asyncio.CancelledError:
+                if exchange.instead is None:
+                    raise
+            task.uncancel()
+            self.ending.withdraw(exchange)
+            return await exchange.instead(exchange)
         except GatewayError as error:
             return self.replies.refuse(exchange, error)
         except (asyncio.CancelledError, ConnectionError) as left:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from gateway.accounting.consumed import Consumption
 from gateway.accounting.meter import Bill
+from gateway.dialects.log_names import without_names
 from gateway.dialects.table import OTHER_ENDPOINT, UNLOGGED, endpoint_of
 from gateway.dialects.usage import Usage
 from gateway.errors import CLIENT_LEFT
@@ -19,6 +20,7 @@ from router import Booking
 UNKNOWN: Final = "unknown"
 NO_TENANT: Final = "none"  # tenant in logs and metrics of requests without one
 MAX_CHARS: Final = 200  # of a session and a user agent
+ADOPTED: Final = "adopted"  # field: the id of the request whose answer this one got, and which has its tokens
 _ID_BYTES: Final = 16
 _UNSAFE: Final = re.compile(r"[^ -~]")
 _SAFE_ID: Final = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
@@ -100,7 +102,8 @@ class Subject:
 
 
 class Placement:
-    """The placement of a request. failed_attempts: replica, reason and error of each. passed: earlier pools that could not
+    """The placement of a request. prefiller: the replica that has computed the prompt, if another one answers.
+    failed_attempts: replica, reason and error of each. passed: earlier pools that could not
     serve it; then pool is the last one. asked: the request was sent, or was to be sent, to a replica. queued_s: seconds in
     queues of pools. held_s: seconds of waiting for another request that computed its prefix.
     """
@@ -113,6 +116,7 @@ class Placement:
     passed: tuple[str, ...] = ()
     pool = ""
     predicted_cached_tokens = 0
+    prefiller = ""
     queued_s = 0.0
     reason = ""
     replica = ""
@@ -180,6 +184,13 @@ class SettledRequest:
         self.subject.endpoint = endpoint = endpoint_of(path)
         if endpoint == UNLOGGED:
             self.path = UNLOGGED
+        elif endpoint != path:
+            self.path = without_names(path)  # of a mistyped path, or of a response
+
+    @property
+    def told_code(self) -> str:
+        """The code; ADOPTED for a good request that got the answer of another one; or ""."""
+        return self.code or (ADOPTED if self.fields is not None and ADOPTED in self.fields else "")
 
     def __repr__(self) -> str:
         return f"<SettledRequest {self.id}, {self.status}>"

@@ -66,6 +66,11 @@ class RunningRequests:
         """The running requests, the oldest first."""
         return filter(None, self._running.values())
 
+    @property
+    def newest(self) -> Iterator[Exchange]:
+        """The running requests, the newest first."""
+        return filter(None, reversed(self._running.values()))
+
     def enter(self, exchange: Exchange | None = None) -> asyncio.Task[object]:
         """A request begins in the current task. Returns the task, for `leave` in a `finally`."""
         task = exchange.request.task if exchange is not None else None

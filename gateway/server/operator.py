@@ -94,8 +94,8 @@ class Operator:
         return _json({"replicas": rows, "sources": sources})
 
     async def add(self, request: HttpRequest) -> Response:
-        """Add a replica: {"url", "name", "capacity_tokens", "engine", "weight", "pool"}. Only the URL is required, and the pool
-        if there are several.
+        """Add a replica: {"url", "name", "capacity_tokens", "engine", "weight", "ranks", "pool"}. Only the URL is required, and
+        the pool if there are several.
         """
         body = await self.body(request)
         names = [pool.name for pool in self._fleet.pools]
@@ -117,7 +117,7 @@ class Operator:
         except ConfigError as error:
             self._require_free(replica.name)  # another operator was faster
             raise bad_request(str(error)) from error
-        state = self._fleet.named(replica.name)
+        state = next(iter(self._fleet.all_named(replica.name)), None)
         if state is None or state.leaving or state.url != replica.url:
             text = f"The replica {replica.name!r} was added, and removed by another request or a reload before this answer."
             raise GatewayError(409, "replica_removed", text, param="name")
@@ -129,14 +129,14 @@ class Operator:
 
     def _require_free(self, name: str) -> None:
         """Raises GatewayError 409 if a replica has this name."""
-        if (known := self._fleet.named(name)) and not known.leaving:
+        if any(not known.leaving for known in self._fleet.all_named(name)):
             raise GatewayError(409, "replica_exists", f"There is a replica {name!r} already.", param="name")
 
     async def remove(self, request: HttpRequest) -> Response:
         """Remove an added replica: it gets no new requests, and running ones finish."""
         self.allow(request)
         state = self._named(request.parameters["name"])
-        name = state.name
+        name = state.member.listed_as
         self._require_operators_own(name)
         try:  # also if it is leaving: another operator may be adding it again just now
             await self._control.execute(Leave(name))
@@ -144,7 +144,7 @@ class Operator:
             self._require_operators_own(name)  # a reload may have just named it
             if not state.leaving:
                 raise GatewayError(404, "replica_not_found", str(error), param="name") from error
-        return _json({"name": name, "leaving": True, "inflight": self._router.ledger.of(name).inflight})
+        return _json({"name": name, "leaving": True, "inflight": self._inflight(state, name)})
 
     def _require_operators_own(self, name: str) -> None:
         """Raises GatewayError 409 if the configuration, or another source, names the replica, and so must remove it."""
@@ -171,16 +171,21 @@ class Operator:
             raise bad_request("'name' is needed: the name of a replica, as in GET /warmroute/replicas.", "name")
         state = self._named(name)
         await self._control.execute(Drain(name, on))
-        if (found := self._fleet.named(name)) is not state:
+        if (found := next(iter(self._fleet.all_named(name)), None)) is not state:
             text = f"The replica {name!r} has been removed by another request or a reload before this answer."
             if found:
                 text += f" Another replica has its name now, {found.url}, and {'is' if found.draining else 'is not'} draining."
             raise GatewayError(409, "replica_removed", text, param="name")
-        return _json({"name": name, "draining": state.draining, "inflight": self._router.ledger.of(name).inflight})
+        return _json({"name": name, "draining": state.draining, "inflight": self._inflight(state, name)})
+
+    def _inflight(self, state: ReplicaState, name: str) -> int:
+        """The requests in flight at the replicas of this name. state: the first one."""
+        names = {state.name, *(each.name for each in self._fleet.all_named(name))}
+        return sum(self._router.ledger.of(each).inflight for each in names)
 
     def _named(self, name: str) -> ReplicaState:
-        if state := self._fleet.named(name):
-            return state
+        if states := self._fleet.all_named(name):
+            return states[0]
         known = first_names([state.name for state in self._fleet.replicas])
         raise GatewayError(404, "replica_not_found", f"There is no replica {name[:100]!r}; there are: {known}.", param="name")
 

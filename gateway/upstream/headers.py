@@ -1,7 +1,7 @@
 """Header forwarding: a client's request headers to the replica, a replica's answer headers to the client.
 
-Only hop-by-hop headers (RFC 9110, section 7.6.1), headers that the gateway sets itself, and a header that chooses a cache of
-one engine are dropped; the others are forwarded byte for byte.
+Only hop-by-hop headers (RFC 9110, section 7.6.1), headers that the gateway sets itself, and headers that steer engines are
+dropped; the others are forwarded byte for byte.
 """
 
 from __future__ import annotations
@@ -18,10 +18,16 @@ Headers = list[tuple[bytes, bytes]]
 _HOP_BY_HOP: Final = frozenset(
     [b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer"]
 ) | {b"transfer-encoding", b"upgrade"}
+# They choose a cache of an engine, or make a sidecar of llm-d connect to a host.
+_STEERING: Final = frozenset(
+    [b"x-data-parallel-rank", b"x-data-parallel-host-port", b"x-prefiller-host-port", b"x-kv-cache-source-host-port"]
+) | {b"x-encoder-hosts-ports"}
 # Set by the gateway for the replica. Answers must be uncompressed: the usage in them is read.
-_REQUEST_OWN: Final = _HOP_BY_HOP.union(
-    [b"host", b"content-length", b"content-encoding", b"accept-encoding", b"expect", b"x-request-id"]
-) | {b"x-warmroute-admin-key", b"x-warmroute-via", b"prompt-log", b"x-data-parallel-rank"}  # each rank of an engine has a cache
+_REQUEST_OWN: Final = (
+    _HOP_BY_HOP.union([b"host", b"content-length", b"content-encoding", b"accept-encoding", b"expect", b"x-request-id"])
+    | {b"x-warmroute-admin-key", b"x-warmroute-via", b"prompt-log"}
+    | _STEERING
+)
 _ENCODED_OWN: Final = _REQUEST_OWN - {b"content-encoding"}
 _ANSWER_OWN: Final = _HOP_BY_HOP | {b"date", b"server", b"content-length", b"x-request-id", b"request-id", b"prompt-log"}
 _LOCATIONS: Final = frozenset([b"location", b"content-location"])

@@ -7,7 +7,8 @@ scrape, so they are never out of date. The process's own metrics are included: i
 was lost.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -26,32 +27,56 @@ E2E_BUCKETS = (
     *(120, 240, 480, 960, 1920, 7680),
 )
 LABELS = ("model_name", "engine")
-ENGINE = "0"
 FINISHES = ("stop", "length", "abort", "error")
 
 
 class ReplicaMetrics:
-    """All metrics of one replica, in a registry of its own."""
+    """All metrics of one replica, in a registry of its own. `ranks`: those of each of its engines."""
 
-    def __init__(self, engine: Engine, model: str) -> None:
+    def __init__(self, engines: Sequence[Engine], model: str) -> None:
         self._registry = registry = CollectorRegistry()
-        registry.register(_Gauges(engine, model))
+        registry.register(_Gauges(engines, model))
         ProcessCollector(registry=registry)
 
         def counter(name: str, text: str) -> Counter:
-            return Counter(f"vllm:{name}", text, LABELS, registry=registry).labels(model, ENGINE)
+            return Counter(f"vllm:{name}", text, LABELS, registry=registry)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"vllm:{name}", text, LABELS, registry=registry, buckets=buckets).labels(model, ENGINE)
+            return Histogram(f"vllm:{name}", text, LABELS, registry=registry, buckets=buckets)
 
-        self._queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
-        self._hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
-        self._prompt = counter("prompt_tokens", "Prompt tokens, cached ones included.")
-        self._generated = counter("generation_tokens", "Generated tokens.")
-        self._ttft = histogram("time_to_first_token_seconds", "From the request's arrival to its first token.", TTFT_BUCKETS)
-        self._e2e = histogram("e2e_request_latency_seconds", "From the request's arrival to its end.", E2E_BUCKETS)
-        success = Counter("vllm:request_success", "Requests that ended.", (*LABELS, "finished_reason"), registry=registry)
-        self._ended = {reason: success.labels(model, ENGINE, reason) for reason in FINISHES}
+        families = _Families(
+            queries=counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+            hits=counter("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+            prompt=counter("prompt_tokens", "Prompt tokens, cached ones included."),
+            generated=counter("generation_tokens", "Generated tokens."),
+            ttft=histogram("time_to_first_token_seconds", "From the request's arrival to its first token.", TTFT_BUCKETS),
+            e2e=histogram("e2e_request_latency_seconds", "From the request's arrival to its end.", E2E_BUCKETS),
+            success=Counter("vllm:request_success", "Requests that ended.", (*LABELS, "finished_reason"), registry=registry),
+        )
+        self.ranks = [RankMetrics(families, model, str(rank)) for rank in range(len(engines))]
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class _Families(NamedTuple):
+    queries: Counter
+    hits: Counter
+    prompt: Counter
+    generated: Counter
+    ttft: Histogram
+    e2e: Histogram
+    success: Counter
+
+
+class RankMetrics:
+    """The counters and histograms of one engine of a replica."""
+
+    def __init__(self, families: _Families, model: str, rank: str) -> None:
+        self._queries, self._hits = families.queries.labels(model, rank), families.hits.labels(model, rank)
+        self._prompt, self._generated = families.prompt.labels(model, rank), families.generated.labels(model, rank)
+        self._ttft, self._e2e = families.ttft.labels(model, rank), families.e2e.labels(model, rank)
+        self._ended = {reason: families.success.labels(model, rank, reason) for reason in FINISHES}
 
     def first_token(self, prompt_tokens: int, cached_tokens: int, seconds: float) -> None:
         self._queries.inc(prompt_tokens)
@@ -67,14 +92,11 @@ class ReplicaMetrics:
         self._ended[reason].inc()
         self._e2e.observe(seconds)
 
-    def text(self) -> bytes:
-        return generate_latest(self._registry)
-
 
 class MetricsRecorder:
     """Observes generations for `/metrics` and `/stats`: the implementation of `output.generation.Observer`."""
 
-    def __init__(self, metrics: ReplicaMetrics, stats: Stats) -> None:
+    def __init__(self, metrics: RankMetrics, stats: Stats) -> None:
         self._metrics, self._stats = metrics, stats
 
     def first_token(self, first: FirstToken, now: float) -> None:
@@ -97,46 +119,50 @@ class MetricsRecorder:
 
 
 class _Gauges(Collector):
-    def __init__(self, engine: Engine, model: str) -> None:
-        self._engine, self._labels = engine, (model, ENGINE)
+    """Read from the engines at each scrape: an engine knows only after its start if it caches."""
+
+    def __init__(self, engines: Sequence[Engine], model: str) -> None:
+        self._engines, self._model = engines, model
 
     def collect(self) -> Iterable[Metric]:
+        loads = [engine.load() for engine in self._engines]
+        caches = [engine.cache_counts() for engine in self._engines]
+        running, waiting, usage = zip(*((load.running, load.waiting, load.kv_usage) for load in loads), strict=True)
         yield self._config()
-        load, cache = self._engine.load(), self._engine.cache_counts()
-        yield self._gauge("num_requests_running", "Requests in the batch.", load.running)
-        yield self._gauge("num_requests_waiting", "Requests waiting to enter the batch.", load.waiting)
-        yield self._gauge("kv_cache_usage_perc", "Share of blocks held by running requests, 0 to 1.", load.kv_usage)
-        yield self._cache_counter("hit_blocks", "Blocks of prompts that were found in the prefix cache.", cache.hits)
-        yield self._cache_counter("missed_blocks", "Full blocks of prompts that were not found.", cache.misses)
-        yield self._cache_counter("evicted_blocks", "Cached blocks that were evicted.", cache.evicted)
-        yield self._cache_counter("evicted_kept_blocks", "Those of them whose retention time was not over.", cache.evicted_kept)
+        yield self._gauge("num_requests_running", "Requests in the batch.", running)
+        yield self._gauge("num_requests_waiting", "Requests waiting to enter the batch.", waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of blocks held by running requests, 0 to 1.", usage)
+        counts = (
+            ("hit_blocks", "Blocks of prompts that were found in the prefix cache.", [cache.hits for cache in caches]),
+            ("missed_blocks", "Full blocks of prompts that were not found.", [cache.misses for cache in caches]),
+            ("evicted_blocks", "Cached blocks that were evicted.", [cache.evicted for cache in caches]),
+            ("evicted_kept_blocks", "Those of them whose retention time was not over.", [c.evicted_kept for c in caches]),
+        )
+        for name, text, values in counts:
+            yield self._add(CounterMetricFamily(f"warmroute_cache_{name}", text, labels=LABELS), values)
         blocks = GaugeMetricFamily(
             "warmroute_cache_blocks", "Blocks by state: held by requests, cached and idle, free.", labels=(*LABELS, "state")
         )
-        for state, count in (("held", cache.held), ("idle", cache.idle), ("free", cache.free)):
-            blocks.add_metric((*self._labels, state), count)
+        for rank, cache in enumerate(caches):
+            for state, count in (("held", cache.held), ("idle", cache.idle), ("free", cache.free)):
+                blocks.add_metric((self._model, str(rank), state), count)
         yield blocks
 
     def _config(self) -> GaugeMetricFamily:
-        """Computed at each scrape, because an engine knows only after its start if it caches."""
-        info = self._engine.info
-        labels = {
-            "block_size": str(info.block_size),
-            "num_gpu_blocks": str(info.num_blocks),
-            "kv_cache_size_tokens": str(info.block_size * info.num_blocks),
-            "enable_prefix_caching": str(self._engine.prefix_caching),
-            "engine": ENGINE,
-        }
-        family = GaugeMetricFamily("vllm:cache_config_info", "The cache's configuration, as labels.", labels=tuple(labels))
-        family.add_metric(tuple(labels.values()), 1)
+        names = ("block_size", "num_gpu_blocks", "kv_cache_size_tokens", "enable_prefix_caching", "engine")
+        family = GaugeMetricFamily("vllm:cache_config_info", "The cache's configuration, as labels.", labels=names)
+        for rank, engine in enumerate(self._engines):
+            info = engine.info
+            tokens = info.block_size * info.num_blocks
+            values = (info.block_size, info.num_blocks, tokens, engine.prefix_caching, rank)
+            family.add_metric([str(value) for value in values], 1)
         return family
 
-    def _cache_counter(self, name: str, text: str, value: int) -> CounterMetricFamily:
-        family = CounterMetricFamily(f"warmroute_cache_{name}", text, labels=LABELS)
-        family.add_metric(self._labels, value)
-        return family
+    def _gauge(self, name: str, text: str, values: Iterable[float]) -> Metric:
+        return self._add(GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS), values)
 
-    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)
-        family.add_metric(self._labels, value)
+    def _add(self, family: CounterMetricFamily | GaugeMetricFamily, values: Iterable[float]) -> Metric:
+        """The family with a value for each rank."""
+        for rank, value in enumerate(values):
+            family.add_metric((self._model, str(rank)), value)
         return family

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import orjson
@@ -22,16 +22,18 @@ from replica.api.admission import AdmissionQueue, AdmissionReservation, BodyBudg
 from replica.api.bodies import LONG_BODY, BodyReader, Preparers
 from replica.api.completions.requests import parse, parse_detokenize, parse_tokenize
 from replica.api.errors import api_headers, errors, name_of
-from replica.api.generation import AnswerContext, GenerationRequest
+from replica.api.generation import AnswerContext, Encoder, GenerationRequest
 from replica.api.messages.requests import parse_count as parse_messages_count
 from replica.api.messages.requests import parse_messages
 from replica.api.metrics import MetricsRecorder, ReplicaMetrics
 from replica.api.prepare import PreparedRequest, check_tokens, prepare, prompt_tokens, with_seed
 from replica.api.prompts import RequestPrompt
+from replica.api.ranks import HEADER, Ranks
 from replica.api.responses.requests import no_such_response, parse_responses
 from replica.api.responses.requests import parse_count as parse_responses_count
 from replica.api.stats import MINUTE_S, Stats
 from replica.api.stream import ClientStream, sending, stream
+from replica.api.transfer import Computed, KvTransfers, TransferConfig
 from replica.api.validation import ApiError, check_model
 from replica.engine import Engine, counted
 from replica.output.generation import Choices, Delta, Generation, TextOptions
@@ -48,7 +50,8 @@ class ServerConfig:
     """`max_queue`: the largest number of requests that wait for the engine. `coalesce_s`: how long a stream's text is collected
     before it is sent, except for the first. A client that takes nothing of a stream for `send_timeout_s`, or not all of another
     answer, is disconnected; a request whose body has not arrived within `body_timeout_s` is refused. `events`: the endpoints of
-    the KV events, empty without KV events.
+    the KV events of each rank, empty without KV events. `transfers`: of a replica that computes prompts for others, or takes
+    them over.
     """
 
     max_body_bytes: int = 16 * 1024 * 1024
@@ -57,13 +60,16 @@ class ServerConfig:
     send_timeout_s: float = 60.0
     body_timeout_s: float = 60.0
     trust_templates: bool = False
-    events: Mapping[str, object] = field(default_factory=dict)
+    events: Sequence[Mapping[str, object]] = ()
+    transfers: TransferConfig | None = None
 
 
-def create_app(engine: Engine, model: str, config: ServerConfig | None = None) -> web.Application:
-    """The application; it starts and closes the engine."""
-    config = config or ServerConfig()
-    server = Server(engine, model, config)
+def create_app(
+    engine: Engine, model: str, config: ServerConfig | None = None, others: Sequence[Engine] = ()
+) -> web.Application:
+    """The application; it starts and closes the engine. `others`: the engines of further data-parallel ranks."""
+    config, ranks = config or ServerConfig(), Ranks((engine, *others))
+    server = Server(ranks, model, config)
     middlewares = [sending(config.send_timeout_s, server.budget), errors]
     app = web.Application(middlewares=middlewares, client_max_size=config.max_body_bytes)
     app.add_routes(
@@ -88,11 +94,16 @@ def create_app(engine: Engine, model: str, config: ServerConfig | None = None) -
         ]
     )
 
+    if server.transfers is not None:
+        app.add_routes(server.transfers.routes)
+
     async def engine_lifetime(_: web.Application) -> AsyncIterator[None]:
-        await engine.start()
+        await ranks.start()
         yield
         server.close()
-        await engine.close()
+        if server.transfers is not None:
+            await server.transfers.close()
+        await ranks.close()
 
     app.cleanup_ctx.append(engine_lifetime)
     return app
@@ -101,17 +112,18 @@ def create_app(engine: Engine, model: str, config: ServerConfig | None = None) -
 class Server:
     """The handlers of all endpoints."""
 
-    def __init__(self, engine: Engine, model: str, config: ServerConfig) -> None:
-        self._engine, self._model, self._config = engine, model, config
+    def __init__(self, ranks: Ranks, model: str, config: ServerConfig) -> None:
+        self._ranks, self._engine, self._model, self._config = ranks, ranks.engines[0], model, config
         self._stats = Stats(time.monotonic())
-        self._metrics = ReplicaMetrics(engine, model)
-        self._recorder = MetricsRecorder(self._metrics, self._stats)
+        self._metrics = ReplicaMetrics(ranks.engines, model)
+        self._recorders = [MetricsRecorder(rank, self._stats) for rank in self._metrics.ranks]
         self._started = int(time.time())
-        self._queue = AdmissionQueue(lambda: engine.load().waiting, config.max_queue, self._answers_per_second)
+        self._queue = AdmissionQueue(lambda: ranks.waiting, config.max_queue, self._answers_per_second)
         self._preparers = Preparers()
         self.budget = BodyBudget(BODIES_TOGETHER * config.max_body_bytes, LONG_BODY, self._answers_per_second)
         self._bodies = BodyReader(self._preparers, self.budget, config.body_timeout_s)
         self._generating = 0
+        self.transfers = KvTransfers(config.transfers, self._engine.info.block_size) if config.transfers else None
 
     def close(self) -> None:
         self._bodies.close()
@@ -173,14 +185,14 @@ class Server:
     async def reset_prefix_cache(self, _: web.Request) -> web.Response:
         """As vLLM: `success` is false, and nothing is dropped, while requests run."""
         self._check_alive()
-        return _json({"success": await self._engine.reset_prefix_cache()})
+        return _json({"success": await self._ranks.reset_prefix_cache()})
 
     async def kv_event_sources(self, _: web.Request) -> web.Response:
-        """As vLLM: the endpoints of the KV events of each data-parallel rank; a replica is rank 0."""
-        return _json({"0": dict(self._config.events)} if self._config.events else {})
+        """As vLLM: the endpoints of the KV events of each data-parallel rank."""
+        return _json({str(rank): dict(events) for rank, events in enumerate(self._config.events) if events})
 
     def _check_alive(self) -> None:
-        reason = self._engine.failure()
+        reason = self._ranks.failure
         if reason is not None:
             raise ApiError(503, f"The engine has stopped: {reason}. Restart this replica.", code="engine_dead")
 
@@ -214,15 +226,24 @@ class Server:
         return _json({"server_load": self._generating})
 
     async def stats(self, _: web.Request) -> web.Response:
-        load, cache = self._engine.load(), self._engine.cache_counts()
-        blocks = {"held": cache.held, "idle": cache.idle, "free": cache.free, "total": self._engine.info.num_blocks}
-        now = {"batch": load.running, "queue": load.waiting, "max_queue": self._config.max_queue}
-        return _json({**now, "cache": {"usage": load.kv_usage, "blocks": blocks}, **self._stats.body(_now())})
+        engines = self._ranks.engines
+        loads, caches = [engine.load() for engine in engines], [engine.cache_counts() for engine in engines]
+        blocks = {state: sum(getattr(cache, state) for cache in caches) for state in ("held", "idle", "free")}
+        blocks["total"] = sum(engine.info.num_blocks for engine in engines)
+        running, waiting = sum(load.running for load in loads), sum(load.waiting for load in loads)
+        now = {"batch": running, "queue": waiting, "max_queue": self._config.max_queue}
+        usage = sum(load.kv_usage for load in loads) / len(loads)
+        return _json({**now, "cache": {"usage": usage, "blocks": blocks}, **self._stats.body(_now())})
 
     async def _generate(self, read: Callable[[bytes, str], GenerationRequest], http: web.Request) -> web.StreamResponse:
         began = _now()
         self._check_alive()
         self._queue.check()
+        named = http.headers.get(HEADER)
+        if named is not None:
+            self._ranks.choose(named)  # a rank that does not exist is refused before the body is read
+        if self.transfers is not None:
+            read = self.transfers.reading(read)
         async with self._bodies.read(http, lambda raw: read(raw, self._model)) as body:
             request = body.take()
             self._check_alive()
@@ -235,6 +256,9 @@ class Server:
                 prepared = await self._preparers.run(slow, partial(prepare, self._engine, request))
                 self._stats.phase("tokenise", _now() - tokenising, _now())
                 request = request.prepared()
+                if request.transfer is not None and self.transfers is not None:
+                    requests = await self.transfers.begin(request.transfer, prepared.requests)
+                    prepared = replace(prepared, requests=requests)
                 body.dropped(prepared.size + request.repeated)
                 self._check_alive()
                 return await self._answer(_AdmittedRequest(http, request, prepared, reservation, began))
@@ -253,11 +277,10 @@ class Server:
         choices = Choices(lambda index: self._begin(admitted, index), len(admitted.prepared.requests), request.n)
         client = ClientStream(admitted.http, headers, self._stats, self._config.send_timeout_s)
         try:
-            if request.output.stream:
-                return await stream(choices, encoder, client)
-            answers = await _whole(choices, ids=request.output.token_ids)
-            body = await self._preparers.run(_is_long(admitted, answers), lambda: encoder.whole(answers, choices.usage()))
-            return web.Response(body=body, content_type="application/json", headers=headers)
+            if request.transfer is not None and self.transfers is not None:
+                async with self.transfers.computing(request.transfer) as computed:
+                    return await self._written(admitted, choices, encoder, client, computed)
+            return await self._written(admitted, choices, encoder, client)
         except ConnectionError:
             raise
         except Exception:
@@ -267,6 +290,32 @@ class Server:
             choices.close()
             client.close()
 
+    async def _written(
+        self,
+        admitted: "_AdmittedRequest",
+        choices: Choices,
+        encoder: Encoder,
+        client: ClientStream,
+        computed: Computed = lambda _tokens, _cached: None,
+    ) -> web.StreamResponse:
+        """The answer, written as a stream or as a whole. `computed`: called once there is a token."""
+        request = admitted.request
+        if request.output.stream:
+            response = await stream(choices, encoder, client)
+            usage = choices.usage()
+            computed(usage.prompt_tokens, usage.cached_tokens or 0)
+            return response
+        answers = await _whole(choices, ids=request.output.token_ids)
+        usage = choices.usage()
+        computed(usage.prompt_tokens, usage.cached_tokens or 0)
+        body = await self._preparers.run(_is_long(admitted, answers), lambda: encoder.whole(answers, usage))
+        if request.transfer is not None and self.transfers is not None:
+            cached = usage.cached_tokens or 0
+            body = self.transfers.answered(
+                request.transfer, admitted.http, name_of(admitted.http), body, usage.prompt_tokens, cached
+            )
+        return web.Response(body=body, content_type="application/json", headers=_headers(admitted, self._engine.info.scores))
+
     def _begin(self, admitted: "_AdmittedRequest", index: int) -> Generation:
         request, (prompt, nth) = admitted.request, divmod(index, admitted.request.n)
         echo = admitted.prepared.echoes[prompt] if request.output.echo else ""
@@ -274,7 +323,8 @@ class Server:
         options = TextOptions(request.stops, request.output.special, echo, coalesce_s)
         admitted.reservation.submitted()
         wanted = with_seed(admitted.prepared.requests[prompt], nth)
-        return Generation(self._engine, self._recorder, wanted, options, admitted.began)
+        rank = self._ranks.choose(admitted.http.headers.get(HEADER))
+        return Generation(self._ranks.engines[rank], self._recorders[rank], wanted, options, admitted.began)
 
     def _context(self, admitted: "_AdmittedRequest") -> AnswerContext:
         prepared = admitted.prepared

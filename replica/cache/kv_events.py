@@ -26,7 +26,7 @@ import zmq
 from replica.cache.prefix import BlockRun, Key
 
 EventFormat = Literal["map", "array"]
-MEDIUM, KIND, GROUP, RANK = "GPU", "full_attention", 0, 0
+MEDIUM, KIND, GROUP = "GPU", "full_attention", 0
 END = (-1).to_bytes(8, "big", signed=True)
 LINGER_MS = 1000  # how long closing waits for slow followers to receive the last batches
 
@@ -37,12 +37,15 @@ class EndpointError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EventsConfig:
-    """Endpoints as in vLLM: an endpoint with `*` or `::`, and ipc and inproc, is bound; any other is connected to."""
+    """Endpoints as in vLLM: an endpoint with `*` or `::`, and ipc and inproc, is bound; any other is connected to. `rank`: the
+    data-parallel rank in each batch.
+    """
 
     endpoint: str
     replay_endpoint: str | None = None
     topic: str = ""
     form: EventFormat = "map"
+    rank: int = 0
     buffer_steps: int = 10_000
     hwm: int = 100_000
 
@@ -90,14 +93,14 @@ def cleared() -> dict[str, Any]:
     return {"type": "AllBlocksCleared"}
 
 
-def encode(seconds: float, events: list[dict[str, Any]], form: EventFormat) -> bytes:
+def encode(seconds: float, events: list[dict[str, Any]], form: EventFormat, rank: int = 0) -> bytes:
     """One batch. As in vLLM, the map form leaves out the sliding window if there is none."""
     if form == "array":
         bodies: list[Any] = [list(event.values()) for event in events]
     else:
         optional = "kv_cache_spec_sliding_window"
         bodies = [{name: value for name, value in event.items() if name != optional or value is not None} for event in events]
-    packed: bytes = msgpack.packb([seconds, bodies, RANK])
+    packed: bytes = msgpack.packb([seconds, bodies, rank])
     return packed
 
 
@@ -198,7 +201,7 @@ class KvEventPublisher:
         if not events:
             return
         number = self._sequence.to_bytes(8, "big")
-        payload = encode(self._clock(), events, self.config.form)
+        payload = encode(self._clock(), events, self.config.form, self.config.rank)
         self._batches.append((number, payload))
         self._sequence += 1
         self._publisher.send_multipart([self.config.topic.encode(), number, payload])

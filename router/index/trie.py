@@ -309,18 +309,20 @@ class RadixTrie(Tree):
 
     def weigh(self, replica: str, keys: BlockKeys, weight: int) -> None:
         """An engine has counted the prompt: set the weight of its blocks, unless they share their path with other prompts or
-        replicas. O(1) after a walk.
+        replicas. O(edges on the path) after a walk.
         """
-        path, _, shared = self._walk(keys)
-        uses = self._uses.get(replica)
-        if uses is None or len(path) != 1 or shared * KEY_BYTES != len(keys):
+        path, start, shared = self._walk(keys)
+        if replica not in self._uses or not path or (start + shared) * KEY_BYTES != len(keys) or path[-1].length != shared:
             return
-        node = path[0]
-        hold = node.holders.get(replica)
-        if hold is None or node.children or len(node.holders) > 1 or node.length != shared:
-            return
-        self._list_of(replica, hold).weigh(hold, node.weight - weight)
-        node.weight = weight
+        below = 0  # children of the node: its path goes on there, if anywhere
+        for node in reversed(path):
+            if len(node.children) != below or len(node.holders) > 1 or replica not in node.holders:
+                return
+            below = 1
+        for node in path:
+            hold = node.holders[replica]
+            self._list_of(replica, hold).weigh(hold, node.weight - weight)
+            node.weight = weight
         self._heaviest = max(self._heaviest, weight)
 
     # -- bounds

@@ -62,6 +62,7 @@ class Evidence:
     hits: bool = False  # hits were reported since then
     reports: bool | None = None  # True: it has reported cached tokens; False: only counts without them; None: no counts
     on_probation: bool = False  # its state is of a snapshot, and no cached prefix has confirmed it yet
+    inferred_at: float = float("-inf")  # the last loss that was inferred from misses, and not contradicted
     held: int = 0  # maximum weight that it has provably held
     # Prefixes of consecutive misses that a full cache cannot explain: RESTART_MISSES at most.
     _lost: set[bytes] = field(default_factory=set)
@@ -96,6 +97,11 @@ class Evidence:
         self.purged_at = now
         self.hit()
         self.hits = False
+
+    def was_inferred(self, sent: float, window_s: float) -> bool:
+        """True once if a loss was inferred within window_s before a request of this time: what it has found contradicts it."""
+        inferred, self.inferred_at = self.inferred_at, float("-inf") if sent > self.inferred_at else self.inferred_at
+        return 0 < sent - inferred < window_s
 
     def hit(self) -> None:
         """A warm prefix was cached."""

@@ -4,10 +4,11 @@ A batch job, or another gateway that does not share its bookings, sends to the s
 the engine counts them: foreign = running + waiting - ours. What waits there computes before a request that comes now; what runs
 decodes beside it.
 
-A report is exact when it is made, and less so with each second. So the expectation fades from the last report to the mean of
-the recent ones, with FADE_S, and without new reports to nothing, with STALE_S. The prefill of a foreign request is unknown: it
-is learned for each replica from the waits of own requests that had no own one before them. A time that includes foreign work
-shows nothing about the replica's rate, and is not learned as such.
+A report is exact when it is made. Then the engine computes what waits, beside our own requests, and others come. So the last
+figure is used up at the replica's prefill rate, less our own work, and the mean of the recent reports grows in its place
+within FADE_S. Without new reports all of it fades, with STALE_S. The prefill of a foreign request is unknown: it is learned for
+each replica from the waits of own requests that had no own one before them. A time that includes foreign work shows nothing
+about the replica's rate, and is not learned as such.
 
 What an engine reports changes the price of its own replica only: too much, and it gets fewer requests; too little, and it is
 priced as if it reported nothing.
@@ -32,7 +33,7 @@ MOST_RUNNING: Final = 1024.0
 class ForeignLoad:
     """The load of others on one replica (see the module). All operations O(1)."""
 
-    __slots__ = ("_at", "_mean_running", "_mean_waiting", "_running", "_seen", "_tokens", "_waiting")
+    __slots__ = ("_at", "_mean_running", "_mean_waiting", "_own", "_running", "_seen", "_tokens", "_waiting")
 
     def __init__(self) -> None:
         self._at = -math.inf
@@ -40,6 +41,7 @@ class ForeignLoad:
         self._mean_running = self._mean_waiting = 0.0
         self._tokens = TOKENS
         self._seen = 1.0
+        self._own = 0.0  # tokens of ours that were computed since the last report
 
     def report(self, running: int, waiting: int, own: int, now: float) -> None:
         """One report of the engine. own: most open requests meanwhile, of all gateways that share bookings."""
@@ -49,27 +51,29 @@ class ForeignLoad:
         keep = math.exp(-max(0.0, now - self._at) / MEAN_S)
         self._mean_running += (self._running - self._mean_running) * (1 - keep)
         self._mean_waiting += (self._waiting - self._mean_waiting) * (1 - keep)
-        self._at = now
+        self._at, self._own = now, 0.0
 
-    def waiting(self, now: float) -> float:
-        """Expected requests of others that wait for their prefill."""
-        found = self._faded(self._waiting, self._mean_waiting, now)
+    def computed(self, tokens: int) -> None:
+        """The engine has computed so many tokens of ours."""
+        self._own += tokens
+
+    def waiting(self, now: float, rate: float) -> float:
+        """Expected requests of others that wait for their prefill. rate: of the engine, in tokens per second."""
+        age = max(0.0, now - self._at)
+        used = max(0.0, age * rate - self._own) / self._tokens
+        fresh = math.exp(-age / STALE_S)
+        found = fresh * max(0.0, self._waiting - used) + (fresh - math.exp(-age / FADE_S)) * self._mean_waiting
         return found if found >= FEW else 0.0
 
     def running(self, now: float) -> float:
         """Expected requests of others in the batch."""
-        return self._faded(self._running, self._mean_running, now)
+        age = max(0.0, now - self._at)
+        fresh, share = math.exp(-age / STALE_S), math.exp(-age / FADE_S)
+        return share * self._running + (fresh - share) * self._mean_running
 
-    def tokens(self, now: float) -> int:
+    def tokens(self, now: float, rate: float) -> int:
         """Prompt tokens of others that are computed before a request that comes now."""
-        return int(min(MOST_TOKENS, self.waiting(now) * self._tokens))
-
-    def _faded(self, last: float, mean: float, now: float) -> float:
-        age = now - self._at
-        if age <= 0:
-            return last
-        share = math.exp(-age / FADE_S)
-        return share * last + (math.exp(-age / STALE_S) - share) * mean
+        return int(min(MOST_TOKENS, self.waiting(now, rate) * self._tokens))
 
     def learn(self, waiting: float, tokens: float) -> None:
         """An own request has waited as long as so many tokens take, behind so many foreign requests."""

@@ -1,5 +1,8 @@
 """The costs of one prompt on every replica at one moment, from the trie, the ledger and the rents.
 
+Where engines report their blocks (`know`), these replace the matches of the index, except for prompts that are being
+computed.
+
 `cheapest` runs for every request, so it prices as few replicas as possible: first the holder of the longest match, then only
 those others whose lower bound is smaller. The bound has the terms that are cheap to compute, in tokens, with the running
 prefill assumed to be over.
@@ -11,19 +14,24 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from router.index.blocks import shared_blocks
 from router.index.trie import RadixTrie
 from router.learning.sessions import COINCIDENCE_BLOCKS, Session, Sessions
+from router.learning.shares import Shares
 from router.load import BookingLedger, ReplicaLoad
 from router.pricing.cost import DECODE_TOKENS, DUPLICATE_WEIGHT, cost, discounted, reuse_chance, starting
 from router.pricing.replication import Rents
+from router.residency import HeldPrefix, PromptTokens, Residency
 from router.types import KEY_BYTES, Candidate, Cost, Decision, Prompt, Random
 
 NO_COST: Final = Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 _NEVER_S: Final = math.inf
+MOST_LEASES: Final = 64  # of a replica, that are compared with a prompt
 
 
 class Quotes:
-    """now: time of the question. matched: replica -> leading blocks that it is believed to hold. longest: the maximum over
+    """now: time of the question. matched: replica -> leading blocks that it is believed to hold. sent: likewise, blocks
+    that it was sent, more than it holds only where it has several caches (`learning/shares.py`). longest: the maximum over
     `replicas`. shared_prefix: the key of the last block of the longest match; empty without a match. total: tokens of the
     prompt. least: tokens uncached on the holder of the longest match. block_weight: of a block of the prompt
     (`Prompt.block_weight`). unseen: replica -> units of the prompt that it may hold of the session beyond the longest match, if
@@ -35,6 +43,7 @@ class Quotes:
         "_expected",
         "_gap_s",
         "_holder",
+        "_known",
         "_ledger",
         "_lifetime_s",
         "_per_block",
@@ -48,6 +57,7 @@ class Quotes:
         "now",
         "prompt",
         "replicas",
+        "sent",
         "shared_prefix",
         "total",
         "unseen",
@@ -61,6 +71,7 @@ class Quotes:
         units_per_token: float,
         replicas: Collection[str],
         now: float,
+        shares: Shares | None = None,
     ) -> None:
         self._trie = trie
         self._ledger = ledger
@@ -76,12 +87,54 @@ class Quotes:
         self._starting = ledger.starting
         self.unseen: dict[str, int] = {}
         self._expected: dict[str, int] = {}  # expected tokens among the unseen ones
+        self._known: dict[str, HeldPrefix] | None = None  # reported by engines
         self.total = int(prompt.units / units_per_token + 0.5)
-        self.matched = trie.match(prompt.keys, now)
+        self.matched = self.sent = trie.match(prompt.keys, now)
+        if shares:
+            self.matched = shares.believed(self.sent)
         self._holder, self.longest = _longest(self.matched, replicas) if self.matched else ("", 0)
         end = self.longest * KEY_BYTES
         self.shared_prefix = prompt.keys[end - KEY_BYTES : end] if end else b""
         self.least = self.total - self.tokens(self.longest)
+
+    def know(self, residency: Residency, tokens: PromptTokens) -> None:
+        """Replace the matches of the index by the reports of engines. O(replicas), plus their lookups and leases."""
+        prompt = self.prompt
+        if not prompt.keys:
+            return
+        if tokens.whole and tokens.count:
+            self.total = tokens.count
+            self._per_block = prompt.block_units * tokens.count / prompt.units
+        known, self.matched = dict[str, HeldPrefix](), dict(self.matched)
+        for name in self.replicas:
+            held = residency.held(tokens, name)
+            if held is None:
+                continue
+            believed = self._computing(name) if held.certain else self.matched.get(name, 0)
+            if (least := self.tokens(believed)) > held.saved:
+                held = HeldPrefix(max(least, held.cached), least, held.certain)
+            if held.saved > self.total:  # an estimate, if not all tokens are known
+                held = HeldPrefix(held.cached, self.total, held.certain)
+            known[name] = held
+            self.matched[name] = min(int(held.saved / self._per_block + 0.5), self._blocks)
+        if not known:
+            return
+        self._known = known
+        self._holder, self.longest = _longest(self.matched, self.replicas)
+        end = self.longest * KEY_BYTES
+        self.shared_prefix = prompt.keys[end - KEY_BYTES : end] if end else b""
+        self.least = self.total - self.tokens(self.longest)
+        for held in known.values():
+            self.least = min(self.least, self.total - held.saved)
+
+    def _computing(self, name: str) -> int:
+        """Leading blocks of the prompt that the replica's open leases compute. O(MOST_LEASES)."""
+        load = self._ledger.loads.get(name)
+        lease, longest, left = load.last if load is not None else None, 0, MOST_LEASES
+        while lease is not None and left:
+            longest = max(longest, shared_blocks(lease.keys, self.prompt.keys))
+            lease, left = lease.ahead, left - 1
+        return longest
 
     def discount(self, rents: Rents) -> None:
         """Apply the discount for copies of the prompt's longest match."""
@@ -107,7 +160,7 @@ class Quotes:
         least = COINCIDENCE_BLOCKS * prompt.block_units if self._blocks else 0
         for name in session.holders:
             unseen = min(sessions.held(session, name, since), prompt.units) - matched
-            if unseen > least and name in self.replicas:
+            if unseen > least and name in self.replicas and (self._known is None or name not in self._known):
                 self.unseen[name] = unseen
                 if expected := min(int(share * unseen / units_per_token), self.least):
                     self._expected[name] = expected
@@ -124,7 +177,7 @@ class Quotes:
         if load.line:
             booked, after = load.before(uncached, now)
         if load.foreign is not None:
-            booked += load.foreign.tokens(now)
+            booked += load.foreign.tokens(now, load.rate.value)
             decoding += load.foreign.running(now)
         full = cost(
             booked=booked,
@@ -158,7 +211,7 @@ class Quotes:
 
     def cheapest(self, chance: Random) -> tuple[Candidate, bool]:
         """(the candidate with the least cost, True if an idle replica lacks the longest match)."""
-        matched, longest, total, least = self.matched, self.longest, self.total, self.least
+        matched, longest, total, least, known = self.matched, self.longest, self.total, self.least, self._known
         loads, load_of, now = self._ledger.loads, self._ledger.of, self.now
         lacking = total + DUPLICATE_WEIGHT * (total - least)  # lower bound for an idle replica without any match
         least_s = bound_s = _NEVER_S
@@ -166,7 +219,11 @@ class Quotes:
         first = self._holder if len(self.replicas) > 1 else ""
         for name in (first, *self.replicas) if first else self.replicas:
             load = loads.get(name) or load_of(name)
-            if blocks := matched.get(name, 0):
+            blocks = matched.get(name, 0)
+            if known is not None and name in known:
+                uncached = total - known[name].saved
+                floor = uncached + DUPLICATE_WEIGHT * (uncached - least) + DECODE_TOKENS * load.decoding
+            elif blocks:
                 uncached = least if blocks == longest else total - self.tokens(blocks)
                 floor = uncached + DUPLICATE_WEIGHT * (uncached - least) + DECODE_TOKENS * load.decoding
             else:
@@ -174,10 +231,10 @@ class Quotes:
             dear = floor > bound_s * load.rate.value
             if dear and (idle or blocks == longest):
                 continue
-            if head := load.advance(now) if load.first else None:
-                if not load.line:  # else it may go before others
-                    floor += load.booked_tokens - head.uncached_tokens
-            elif blocks < longest and (load.foreign is None or not load.foreign.tokens(now)):
+            ahead = load.least_before(now) if load.first is not None or load.foreign is not None else None
+            if ahead is not None:
+                floor += ahead
+            elif blocks < longest:
                 idle = True
             if dear or floor > bound_s * load.rate.value or (best and name == first):
                 continue
@@ -206,6 +263,8 @@ class Quotes:
 
     def _uncached(self, name: str) -> int:
         """Tokens of the prompt that a replica is expected to compute."""
+        if self._known is not None and name in self._known:
+            return self.total - self._known[name].saved
         blocks = self.matched.get(name, 0)
         uncached = self.least if blocks == self.longest else self.total - self.tokens(blocks)
         return uncached - self._expected.get(name, 0) if self._expected else uncached
@@ -221,7 +280,7 @@ class Quotes:
         fields = (
             name,
             blocks,
-            self.tokens(blocks),
+            self._known[name].cached if self._known is not None and name in self._known else self.tokens(blocks),
             uncached,
             load.remaining_tokens(self.now) if load.first else 0,
             load.inflight,

@@ -24,7 +24,7 @@ from gateway.parser.parsing import MAX_PARTS, SMALL_BYTES, Parsing
 from gateway.parser.process import ParserProcess
 from gateway.request.exchange import Exchange
 from gateway.request.record import new_record
-from gateway.shares import BURST_S, MAX_CLIENTS, SHARE, LoopShares
+from gateway.shares import BURST_S, MAX_CLIENTS, QUICK_S, SHARE, LoopShares
 from gateway.turns import Turns, turns_of
 from tests.gateway.composed import CHAT, completion, composed
 from tests.gateway.conftest import eventually, running
@@ -158,17 +158,29 @@ async def test_decompression_is_charged_and_leaves_the_loop() -> None:
         assert threads.calls
 
 
-@uncompiled
-async def test_block_keys_are_charged() -> None:
-    """The clock advances much between two readings."""
+def ticking(step_s: float) -> Callable[[], float]:
+    """A clock that advances with each reading."""
     readings = iter(range(10**9))
-    async with composed(replica(completion), Surroundings(clock=lambda: float(next(readings)))) as gateway:
+    return lambda: next(readings) * step_s
+
+
+@pytest.mark.parametrize(("took_s", "counts"), [(QUICK_S / 2, 0), (2 * QUICK_S, 1)])
+async def test_quick_parsing_does_not_count(took_s: float, counts: int) -> None:
+    parsing, api = Parsing(RecordedProcess(), 256, 16, ticking(took_s)), ChatBody()
+    parsing.at_once(api, chat(), client="small")
+    parsing.at_once(api, chat(TEXT), client="large")
+    assert list(parsing.turns._shares._debts) == ["large"] * counts
+
+
+@uncompiled
+@pytest.mark.parametrize(("step_s", "counts"), [(QUICK_S / 100, False), (1.0, True)])
+async def test_parsing_and_block_keys_count_unless_they_are_quick(step_s: float, counts: bool) -> None:
+    async with composed(replica(completion), Surroundings(clock=ticking(step_s))) as gateway:
         turns = turns_of(asyncio.get_running_loop())
-        small, large = BytesRequest(chat(), CHAT), BytesRequest(chat(TEXT), CHAT)
-        await gateway.lifecycle.serve(small)
-        assert not turns.exceeds_share(small.lease.account.client)
-        await gateway.lifecycle.serve(large)
-        assert turns.exceeds_share(large.lease.account.client)
+        await gateway.lifecycle.serve(BytesRequest(chat(), CHAT))
+        assert not turns._shares._debts
+        await gateway.lifecycle.serve(BytesRequest(chat(TEXT), CHAT))
+        assert bool(turns._shares._debts) is counts
 
 
 @uncompiled

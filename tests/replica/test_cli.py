@@ -280,7 +280,7 @@ def test_the_api_flags_reach_the_server(start: Start) -> None:
     ],
 )
 def test_each_api_flag_is_a_field(flags: list[str], config: ServerConfig) -> None:
-    assert server_config(parser().parse_args(flags), None) == config
+    assert server_config(parser().parse_args(flags), []) == config
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,10 @@ EVENTS = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\ndata: [DO
 POOLS = {"pools": [{"replicas": ["http://replica.memory:1"]}]}
 SECTIONS = {
     "adoption": {"limits": {"adopt_s": 1}},
+    "disaggregation": {"disaggregation": {"local_tokens": 1}},
     "discovery": {"discovery": [{"file": "replicas.yaml"}]},
     "keys": {"keys": {"url": "sqlite"}},
+    "kv_events": {"kv_events": {"follow": True}},
     "ledger": {"ledger": {"url": "sqlite"}},
     "prompt_log": {"prompt_log": False},
     "responses": {"state": {"url": "sqlite"}},

@@ -211,7 +211,7 @@ class TinyRun:
         self.results[copy] = result
         if step.output:
             rule = step.output
-            self.provisional[rule.name] = self.workflow.graph.may_be_killed(step.name, self._undecided)
+            self.provisional[rule.name] = any(map(self._undecided, self.workflow.graph.killers[step.name]))
             self.outputs[rule.name] = rule.value.fill(self.scope(copy)) if rule.value else result.value
         for name in step.kills:
             self._kill(self._copy(name, suffix))

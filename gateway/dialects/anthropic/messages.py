@@ -28,6 +28,7 @@ from gateway.dialects.full_context import FullContext
 from gateway.dialects.json_edits import Edit, read_object
 from gateway.dialects.passthrough import PassThrough
 from gateway.dialects.prompt.canonical import CanonicalPrompt
+from gateway.dialects.steering import steers
 from gateway.dialects.stream_forms import message_events
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError
@@ -55,7 +56,7 @@ class Messages(Dialect):
         api.breakpoints, api.images = prompt.breakpoints(), prompt.images
         if may_mark(raw):
             require_breakpoints(body)
-        api.countable, api.textual = not runs_tools(body), prompt.textual
+        api.countable, api.textual, api.steers = not runs_tools(body), prompt.textual, steers(body)
         api.billing = _billing(raw, body, most)
         api.prewarm = _prewarm(raw, body, most)
         api.diagnosis = _diagnosis(raw, body, prompt, most)

@@ -17,7 +17,7 @@ import orjson
 
 from gateway.config.aliases import Aliases
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
-from gateway.dialects.json_edits import Edit, read_object
+from gateway.dialects.json_edits import moved, read_object
 
 SCANNED_AT_ONCE: Final = 1 << 15  # bytes that the event loop may scan
 
@@ -39,16 +39,11 @@ def rename(api: ApiRequest, raw: bytes, aliases: Aliases, *, at_once: bool) -> N
     start, end = value_of(raw, api.model, SCANNED_AT_ONCE if at_once else len(raw))
     new = orjson.dumps(model)
     longer = len(new) - (end - start)
-    api.billing, api.prewarm = _moved(api.billing, end, longer), _moved(api.prewarm, end, longer)  # of the edited body
+    api.billing, api.prewarm = moved(api.billing, end, longer), moved(api.prewarm, end, longer)  # of the edited body
     if api.diagnosis:
-        api.diagnosis.edits = _moved(api.diagnosis.edits, end, longer)
+        api.diagnosis.edits = moved(api.diagnosis.edits, end, longer)
     api.edits = [*api.edits, (start, end, new)]
     api.alias, api.model = api.model, model
-
-
-def _moved(edits: list[Edit], behind: int, by: int) -> list[Edit]:
-    """Moves edits that begin at `behind` or later by `by` bytes."""
-    return [(start + by, end + by, text) if start >= behind else (start, end, text) for start, end, text in edits]
 
 
 def value_of(raw: bytes, model: str, most: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.full_context import CODE, FullContext
-from gateway.errors import GatewayError
+from gateway.errors import INSUFFICIENT_QUOTA, GatewayError
 
 _TOO_MANY: Final = 429
 _LIMITED: Final = "rate_limit_error"
@@ -19,18 +19,20 @@ def error_body(error: GatewayError) -> bytes:
 
 def error_of(error: GatewayError) -> dict[str, dict[str, Any]]:
     """The error object of OpenAI's API."""
-    kind = "invalid_request_error" if error.fault == "client" else "server_error"
-    told = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+    told = {"message": error.message, "type": _kind_of(error), "param": error.param, "code": error.code}
     return {"error": {**told, **error.members} if error.members else told}
 
 
+def _kind_of(error: GatewayError) -> str:
+    """The type. Some clients repeat a 429 by it, and OpenAI's own is the code for a spent budget."""
+    if error.status == _TOO_MANY:
+        return INSUFFICIENT_QUOTA if error.code == INSUFFICIENT_QUOTA else _LIMITED
+    return "invalid_request_error" if error.fault == "client" else "server_error"
+
+
 def event_error_of(error: GatewayError) -> dict[str, dict[str, Any]]:
-    """`error_of` for an event of a stream, whose head has said 200. Some clients repeat a 429 by its type."""
-    told = {**error_of(error)["error"], "status": error.status}
-    of_replica = error.members is not None and "type" in error.members
-    if error.status == _TOO_MANY and not error.permanent and not of_replica:
-        told["type"] = _LIMITED
-    return {"error": told}
+    """`error_of` for an event of a stream, whose head has said 200."""
+    return {"error": {**error_of(error)["error"], "status": error.status}}
 
 
 def full_context_error(full: FullContext, body: bytes) -> bytes:

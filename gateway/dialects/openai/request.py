@@ -26,6 +26,7 @@ from gateway.dialects.body import (
 from gateway.dialects.json_edits import Edit, read_object
 from gateway.dialects.prompt.batch import is_batch, sized_prompt
 from gateway.dialects.prompt.chat import chat_prompt
+from gateway.dialects.steering import steers
 from gateway.errors import bad_request
 
 CHAT: Final = "chat"
@@ -69,7 +70,7 @@ def parse(kind: str, raw: bytes, most: int = 0) -> ApiRequest:
     api = ApiRequest(model, prompt, salt, stream=stream, metered=True, body=raw)
     api.countable = _counts_prompt(body) and (kind == CHAT or not is_batch(body.get("prompt")))
     api.session, api.breakpoints, api.size, api.images = session_of(body), breakpoints, size, images
-    api.output, api.textual = output_limit(body, _LIMITS), textual
+    api.output, api.textual, api.steers = output_limit(body, _LIMITS), textual, steers(body)
     if not api.countable:
         api.answers = _answers(body, kind)
     if stream and not _asks_usage(body):

@@ -24,6 +24,7 @@ from gateway.dialects.responses.prompt import has_context, responses_prompt, run
 from gateway.dialects.responses.response_answer import ResponseAssembler
 from gateway.dialects.responses.stream import QUIET, ResponseReader, failure_of
 from gateway.dialects.responses.usage import parse_usage
+from gateway.dialects.steering import steers
 from gateway.dialects.stream_forms import response_events
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, bad_request
@@ -47,7 +48,7 @@ class Responses(Dialect):
         prompt = responses_prompt(body, most)
         api = ApiRequest(model, prompt.joined(), salt_of(body), stream=stream, metered=True, body=raw)
         api.breakpoints, api.images = prompt.breakpoints(), prompt.images
-        api.references, api.textual = prompt.refers, prompt.textual
+        api.references, api.textual, api.steers = prompt.refers, prompt.textual, steers(body)
         api.countable = not (prompt.refers or has_context(body) or runs_tools(body) or body.get("truncation") == "auto")
         api.stores = body.get("background") is True
         api.session, api.output = session_of(body), output_limit(body, _LIMITS)

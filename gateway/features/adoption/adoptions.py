@@ -12,6 +12,10 @@ Equal requests of connected clients are generations of their own: an answer with
 without a client only the oldest goes on: when the client of another one leaves, that one ends, and the grace of the oldest
 begins anew.
 
+A repetition may arrive before the end of the connection that its client has given up: with another way through proxies, or a
+lost packet. So when a client leaves, a newer equal request that has been sent nothing but pulses gets the answer at once, and
+its own generation ends. Until then nothing tells it from a second request for another sample.
+
 Each process has its own. Bounds: MAX_WAITING per process, MAX_OWNED per caller, a share per address (`runs/places.py`), and the
 bounds of `kept_answer.py`.
 """
@@ -19,10 +23,12 @@ bounds of `kept_answer.py`.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from itertools import islice
 from typing import Final
 
 from gateway.core import Core
-from gateway.errors import ClientStalled
+from gateway.errors import REPLICA_FAILED, ClientStalled, GatewayError
 from gateway.features.adoption.identity import Identity, caller_of, identity_of
 from gateway.features.adoption.interrupted import InterruptedPrefills
 from gateway.features.adoption.kept_answer import LEFT, MAX_KEPT, Abandonments, KeptAnswer, KeptAnswers
@@ -34,17 +40,18 @@ from gateway.features.runs.event_log import LOGS_SHARE, MAX_LOGS, Logs
 from gateway.features.runs.places import RunPlaces
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
-from gateway.request.record import SettledRequest
+from gateway.request.record import ADOPTED, SettledRequest
 
 GRACE_SHARE: Final = 0.1
 MAX_GRACE_S: Final = 60.0
 MAX_WAITING: Final = 1000
 MAX_OWNED: Final = 100
+LOOKED_AT: Final = 1000  # newest running requests when a client leaves
 
 
 class AbandonedAnswer(DetachedAnswer):
     """An answer whose client has left. record: of its request. task: serves it; None: it has ended. given_up: it is
-    not for adoption any more. timer: of its grace; None: a client follows it.
+    not for adoption any more. timer: of its grace; None: a client follows it. promised: a running request is about to adopt it.
     """
 
     def __init__(self, kept: KeptAnswer, exchange: Exchange, task: asyncio.Task[None] | None, logs: Logs, core: Core) -> None:
@@ -53,7 +60,7 @@ class AbandonedAnswer(DetachedAnswer):
         self.identity: Identity = identity_of(exchange, kept.identify())
         self.place = place_of(exchange)
         self.task = task
-        self.given_up = False
+        self.given_up = self.promised = False
         self.timer: asyncio.TimerHandle | None = None
         super().__init__(
             (self.place[0], f"{self.record.id} {id(self):x}"), logs, exchange.request.lease.account.lease(), core.clock
@@ -108,6 +115,37 @@ class Adoptions(Abandonments):
         self._wait(answer)
         return True
 
+    def _hand_over(self, answer: AbandonedAnswer) -> None:
+        """Give it to a newer equal request whose client waits. O(LOOKED_AT)."""
+        older = answer.kept.exchange
+        for newer in islice(self._core.running.newest, LOOKED_AT):
+            if newer.record.begun < answer.record.begun:
+                return
+            keeper, task = newer.request.keeper, newer.request.task
+            if (
+                isinstance(keeper, KeptAnswer)
+                and task is not None
+                and newer.instead is None
+                and newer.ended_by is None
+                and (older is None or older.booked or not newer.booked)  # else the newer one is further
+                and keeper.awaits_equal(answer.kept)
+                and identity_of(newer, keeper.identify()) == answer.identity
+            ):
+                answer.promised, newer.instead = True, partial(self._take_over, answer)
+                task.cancel()
+                return
+
+    async def _take_over(self, answer: AbandonedAnswer, exchange: Exchange) -> ClientReply:
+        """The answer for a request that has run itself so far. Raises GatewayError."""
+        answer.promised = False
+        if not exchange.request.attended:
+            raise ConnectionResetError("the client left")
+        if answer.given_up:
+            raise GatewayError(502, REPLICA_FAILED, "The replica failed while it answered. Send the request again.")
+        exchange.record.answer.own = True
+        exchange.record.subject.generates = exchange.record.subject.metered = False
+        return await self._adopt(exchange, answer)
+
     def _use(self) -> None:
         """A client has left: from the first one on, choices and ends of requests are looked at."""
         if not self._used:
@@ -127,6 +165,8 @@ class Adoptions(Abandonments):
         self._begin_grace(answer)
         if not answer.adoptable:
             self._give_up(answer, "too_large" if answer.log.first else "failed")
+        else:
+            self._hand_over(answer)
 
     def _has_older(self, identity: Identity, record: SettledRequest) -> bool:
         """True if an older answer waits for the same request, with a new grace then; a younger one is given up."""
@@ -202,9 +242,9 @@ class Adoptions(Abandonments):
         keeper = exchange.request.keeper
         assert isinstance(keeper, KeptAnswer)
         answer = self._waiting.get(identity_of(exchange, keeper.identify()))
-        if answer is None:
+        if answer is None or answer.promised:
             return None
-        request, record = exchange.request, exchange.record
+        record = exchange.record
         self._require_rights(exchange, answer)
         record.answer.own = True
         record.subject.model, record.subject.label = exchange.api.model, answer.record.subject.label
@@ -214,12 +254,18 @@ class Adoptions(Abandonments):
                 await preparer.prepare(exchange)
         for enter in self._core.extensions.entering:
             enter(exchange)
+        return await self._adopt(exchange, answer)
+
+    async def _adopt(self, exchange: Exchange, answer: AbandonedAnswer) -> ClientReply:
+        """The answer from its beginning. Raises GatewayError."""
+        request, record = exchange.request, exchange.record
         self._take(answer)
-        request.keeper = None
-        keeper.close()
+        if request.keeper is not None:
+            request.keeper.close()
+            request.keeper = None
         exchange.api.drop()
         request.lease.drop_body()
-        record.fields = {**(record.fields or {}), "adopted": answer.record.id}
+        record.fields = {**(record.fields or {}), ADOPTED: answer.record.id}
         self._metrics.abandoned.add(("adopted",))
         return await self._follow(exchange, answer)
 

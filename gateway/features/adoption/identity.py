@@ -1,14 +1,16 @@
 """The identity of a request: its caller, its target, its body, and its headers for the replica. Pure.
 
 `Prompt-Log` counts, because it changes the replica's request. Headers that clients change in a repetition, or proxies on its
-way, do not count, nor do names of conversations, which are for the gateway.
+way, do not count, nor do names of conversations, which are for the gateway. Codex writes the members of `client_metadata`, the
+end of its body, in another order when it repeats a stream, so that order does not count.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from xxhash import xxh3_128_intdigest
+import orjson
+from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from gateway.request.client import SESSION_HEADERS, WEAK_SESSION_HEADER
 from gateway.request.exchange import Exchange
@@ -25,6 +27,10 @@ _UNCOUNTED: Final = frozenset(
 # Their SDKs count repetitions in one of the first.
 _UNCOUNTED_PREFIXES: Final = (b"x-stainless-", b"x-forwarded-", b"x-envoy-", b"x-b3-", b"x-datadog-", b"x-codex-")
 
+_RESPONSES: Final = "responses"  # name of its dialect
+_METADATA: Final = b'"client_metadata":'
+_MOST_METADATA: Final = 16 << 10  # bytes
+
 Identity = int
 """A digest of caller, target, body and headers: the same for the same request, and of one size."""
 
@@ -35,6 +41,18 @@ def identity_of(exchange: Exchange, digest: int) -> Identity:
     texts = caller_of(exchange), request.target, request.headers.get("Prompt-Log") or ""
     parts = [*(text.encode("utf-8", "surrogatepass") for text in texts), *_counted(request.upstream_headers())]
     return xxh3_128_intdigest(b"\0".join(parts), digest)  # no header has a NUL
+
+
+def digest_of(exchange: Exchange, seed: int) -> int:
+    """The digest of the request's body; the order of Codex's metadata does not count. O(body)."""
+    body = exchange.api.body
+    if exchange.dialect.name == _RESPONSES and (at := body.rfind(_METADATA, -_MOST_METADATA)) >= 0:
+        try:
+            end = orjson.dumps(orjson.loads(body[at + len(_METADATA) : -1]), option=orjson.OPT_SORT_KEYS)
+            return xxh3_64_intdigest(end, xxh3_64_intdigest(body[:at], seed))
+        except orjson.JSONDecodeError:  # it is not the end
+            pass
+    return xxh3_64_intdigest(body, seed)
 
 
 def caller_of(exchange: Exchange) -> str:

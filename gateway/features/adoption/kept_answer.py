@@ -14,10 +14,9 @@ import asyncio
 from secrets import randbits
 from typing import Final
 
-from xxhash import xxh3_64_intdigest
-
 from gateway.admission.memory import MemoryLease
 from gateway.errors import CLIENT_LEFT
+from gateway.features.adoption.identity import digest_of
 from gateway.features.runs.detached_answer import DetachedAnswer
 from gateway.request.client import AnswerKeeper, ClientReply
 from gateway.request.exchange import Exchange
@@ -92,6 +91,7 @@ class KeptAnswer(AnswerKeeper):
     detached: DetachedAnswer | None = None
     followed = False
     keeps = True
+    _body_size = 0
     _charged = UNCHARGED
     _digest: int | None = None
     _lease: MemoryLease | None = None
@@ -113,8 +113,21 @@ class KeptAnswer(AnswerKeeper):
     def identify(self) -> int:
         if self._digest is None:
             assert self.exchange is not None
-            self._digest = xxh3_64_intdigest(self.exchange.api.body, self._all.seed)
+            self._body_size = len(self.exchange.api.body)
+            self._digest = digest_of(self.exchange, self._all.seed)
         return self._digest
+
+    def awaits_equal(self, other: KeptAnswer) -> bool:
+        """True if its client is connected, has been sent nothing but pulses, and has sent the body of `other`."""
+        exchange = self.exchange
+        if exchange is None or self.detached is not None or not exchange.request.attended:
+            return False
+        delivered, digest = exchange.delivered, other.identify()
+        if delivered.reply is not None and not (delivered.early and delivered.reader is None):
+            return False
+        if self._digest is None and len(exchange.api.body) != other._body_size:  # mostly: then it is not computed
+            return False
+        return self.identify() == digest
 
     def reply(self, inner: ClientReply, size: int | None) -> ClientReply:
         if self.detached is None and size is not None and size <= AT_ONCE and not inner.gone:

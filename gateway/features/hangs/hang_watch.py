@@ -10,8 +10,10 @@ A verdict needs requests of clients, their silence, and the silence of a check: 
 nature leaves a check that is answered. So no client can make a replica look hung, and no replica another one. Without metrics
 of the engine a check may only wait behind other work in an engine that computes one request at a time. So there is no verdict
 then while such work may be there: an answer that is not streamed, a stream with tokens (a parser of calls may hold them back),
-a stream whose client does not read, requests of other workers and gateways; and a stream with tools, unless the engine is
-known to compute many requests at once: a parser may hold back a call of thousands of tokens from its first one on.
+a stream whose client does not read, requests of other gateways; and a stream with tools, unless the engine is known to compute
+many requests at once: a parser may hold back a call of thousands of tokens from its first one on. Of requests of other workers
+that is known as long as these tell: each tells the others every second that none of its requests at a silent replica is such
+work, and their number.
 
 A replica without requests of clients is not judged. A hung replica is checked until it answers, also without requests.
 
@@ -44,19 +46,22 @@ from router.load import Lease, ReplicaLoad
 log = logging.getLogger("warmroute.replicas")
 
 TOPIC: Final = "hangs"
+SILENCE: Final = "hangs.silence"
+FRESH_S: Final = 3.0  # for a message about silence
 CHECK_S: Final = 5.0  # for the answer to a check
 AGAIN_S: Final = 2.0  # from the end of a check of a replica that hangs to the next one
 UNCLEAR: Final = 4.0  # factor of the patience after a check that shows nothing
 
+_SILENCE_MESSAGE: Final = msgspec.msgpack.Decoder(tuple[str, int])  # its name, the number of requests there
 _MESSAGE: Final = msgspec.msgpack.Decoder(tuple[str, bool, str, bool])  # its name, whether it hangs, the form of its check
 
 
 class WatchedReplica:
     """The state of one watched replica. hung_since: time of the verdict, None: it does not hang. check: the running one, begun
-    at checked_at. form: of the last one.
+    at checked_at. form: of the last one. told: by other workers: when they told of their requests, and their number.
     """
 
-    __slots__ = ("check", "checked_at", "ended_at", "form", "hung_since", "progress")
+    __slots__ = ("check", "checked_at", "ended_at", "form", "hung_since", "progress", "told")
 
     def __init__(self, now: float) -> None:
         self.progress = ReplicaProgress(now)
@@ -64,6 +69,11 @@ class WatchedReplica:
         self.check: asyncio.Task[str] | None = None
         self.form = CheckForm("", stream=False)
         self.checked_at = self.ended_at = float("-inf")
+        self.told: dict[int, tuple[float, int]] = {}
+
+    def silent_elsewhere(self, now: float) -> int:
+        """The number of other workers' requests that explain no silence."""
+        return sum(count for at, count in self.told.values() if now - at <= FRESH_S)
 
     def end(self) -> None:
         """Stop watching."""
@@ -163,6 +173,13 @@ class HangWatch:
         elif not hung:
             self._set_well(state, self._watched[state], now)
 
+    def receive_silence(self, sender: int, message: bytes) -> None:
+        """Another worker's requests explain no silence. Raises MessageError."""
+        name, count = decode(_SILENCE_MESSAGE, message)
+        state = self._fleet.named(name)
+        if state is not None and state in self._watched:
+            self._watched[state].told[sender] = self._core.clock(), count
+
     # -- looking
 
     def _look(self, state: ReplicaState, load: ReplicaLoad, watched: WatchedReplica, now: float) -> None:
@@ -181,12 +198,18 @@ class HangWatch:
             return
         health = self._core.config.health
         counts = progress.counts(now, 2 * (health.interval_s + health.timeout_s))
-        if not counts and (seen.unseen or seen.tokens or load.remote_inflight):
+        if not counts and (seen.unseen or seen.tokens):
             return
+        if not counts and load.remote_inflight:
+            if _may_hold_back(state, seen):
+                return
+            self._core.control.publish(SILENCE, msgspec.msgpack.encode((state.name, load.own_inflight)))
+            if watched.silent_elsewhere(now) < load.remote_inflight:
+                return
         leases = [*(exchange.booking.lease for exchange in seen.waiting), *_remote(load)]
         first = load.computed_at <= state.up_since
         if now - progress.since >= progress.patience * explained_s(load, leases, first=first, counts=counts):
-            if not counts and (state.engine.slots or state.engine is UNKNOWN) and seen.have_tools:
+            if not counts and _may_hold_back(state, seen):
                 return
             self._check(state, watched, seen.form, now)
 
@@ -282,6 +305,11 @@ class HangWatch:
 
     def __repr__(self) -> str:
         return f"<HangWatch {self._watched}>"
+
+
+def _may_hold_back(state: ReplicaState, seen: SeenRequests) -> bool:
+    """True if the engine may be computing a call of a tool, for one request at a time. O(bodies)."""
+    return bool(state.engine.slots or state.engine is UNKNOWN) and seen.have_tools
 
 
 def _remote(load: ReplicaLoad) -> Iterator[Lease]:

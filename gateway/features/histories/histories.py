@@ -16,13 +16,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.database.failures import StoreError, StoreFailed
+from gateway.dialects.log_names import A_HEAD, HEAD
 from gateway.errors import GatewayError
 from gateway.features.histories.history import CONVERSATION, PREVIOUS, History
 from gateway.features.histories.kept import StoredAnswer, stored_answer
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.log_turn import LogTurn
 from gateway.features.histories.records import (
-    HEAD,
     RESPONSES,
     UNANSWERED,
     ExpiredObjectError,
@@ -45,7 +45,6 @@ log = logging.getLogger("warmroute.state")
 
 RETRY_S: Final = 5
 _WHY_UNKNOWN: Final = "It was not stored, has expired, or belongs to other credentials. Send the whole input."
-_A_HEAD: Final = "(a head)"  # in messages
 STORE_RESULTS: Final = ("kept", "failed", "unfit", "repeated")
 MAX_TURN: Final = 10_000  # items that one turn adds to a conversation
 
@@ -80,7 +79,7 @@ class Histories:
         """
         if not (history.previous or history.conversation):
             return self.fresh(owner, history)
-        named = _A_HEAD if history.previous.startswith(HEAD) else history.previous or history.conversation
+        named = A_HEAD if history.previous.startswith(HEAD) else history.previous or history.conversation
         try:
             store = await self.open()
             if history.previous:
@@ -256,10 +255,10 @@ async def _response_at(store: TurnStore, owner: str, head: str) -> str:
     except UnknownObjectError:
         turns = ()
     except ExpiredObjectError as expired:
-        raise ExpiredObjectError(_A_HEAD, expired.ttl_s, expired.at) from None
+        raise ExpiredObjectError(A_HEAD, expired.ttl_s, expired.at) from None
     found = next((turn.id for turn in turns if turn.form == RESPONSES and not turn.at_input), None)
     if found is None:
-        raise UnknownObjectError(_A_HEAD)
+        raise UnknownObjectError(A_HEAD)
     return found
 
 

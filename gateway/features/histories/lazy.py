@@ -31,6 +31,7 @@ log = logging.getLogger("warmroute.state")
 FILE: Final = "responses.sqlite"
 RETRY_S: Final = 5.0
 LATE_S: Final = 1.0
+OPEN_S: Final = 30.0  # the longest wait for it; a migration of many rows takes longer
 PURGE_S: Final = 60.0
 _PURGE_PAUSE_S: Final = 0.1  # between transactions, so that requests can write
 
@@ -39,6 +40,8 @@ class LazyStore(Generic[S_co]):
     """load: imports the store, in a thread, and returns its constructor: (database, ttl_s, clock). url: from the configuration.
     lost: called once if SQLite's file was deleted or replaced. clock: Unix seconds. pause_clock: monotonic seconds. late_s: the
     longest wait for it of work that can do without.
+
+    open_s: the longest wait for its opening; a parameter for tests.
 
     tables: modules of features that add tables to the schema, imported before the store is opened. sweeps: periodic work of
     features on the open store; each returns the number of changed objects, 0: nothing is left to do.
@@ -62,6 +65,7 @@ class LazyStore(Generic[S_co]):
         self._clock = clock
         self._pause_clock = pause_clock
         self._late_s = late_s
+        self.open_s = OPEN_S
         self.tables: list[str] = []
         self.sweeps: list[Callable[[], Awaitable[int]]] = []
         self._store: S_co | None = None
@@ -78,10 +82,14 @@ class LazyStore(Generic[S_co]):
         return self._store is not None
 
     async def get(self) -> S_co:
-        """The store; the first call opens it. Raises StoreFailed."""
+        """The store; the first call opens it. Waits open_s at most. Raises StoreFailed."""
         if self._store is not None:
             return self._store
-        store, failure = await asyncio.shield(self._begun())  # others wait, too
+        try:
+            async with asyncio.timeout(self.open_s):
+                store, failure = await asyncio.shield(self._begun())  # others wait, too
+        except TimeoutError:
+            raise StoreFailed(f"to open it takes longer than {self.open_s:g} s") from None
         if store is None:
             raise StoreFailed(failure)
         return store
@@ -120,9 +128,12 @@ class LazyStore(Generic[S_co]):
                 log.warning("expired responses could not be removed", extra={"reason": str(failure)})
 
     async def close(self) -> None:
-        """Execute the queued writes and close the store. Idempotent."""
+        """Execute the queued writes and close the store. A migration is given up, and its transaction. Idempotent."""
         if self._opening is not None:
-            await self._opening
+            _, late = await asyncio.wait([self._opening], timeout=self.open_s)
+            for task in late:
+                task.cancel()
+                await asyncio.wait([task])
         store, self._store = self._store, None
         if store:
             await store.close()

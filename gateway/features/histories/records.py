@@ -17,7 +17,6 @@ FAILED: Final = "failed"
 CANCELLED: Final = "cancelled"
 RUNNING: Final = frozenset([QUEUED, IN_PROGRESS])
 TURN: Final = "turn_"  # the ids of turns of other forms begin with it
-HEAD: Final = "pl1_"  # names of logs begin with it
 RESPONSES: Final = "responses"  # the form of ordinary responses
 UNANSWERED: Final = frozenset([QUEUED, IN_PROGRESS, FAILED, CANCELLED])  # without an answer to continue
 

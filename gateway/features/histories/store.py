@@ -2,8 +2,10 @@
 
 A response lives for `ttl_s` after its last use. Responses that continue each other form a tree, which expires as a whole. A new
 turn renews the whole tree, but only if a tenth of the time has passed, so that few turns write all rows. Otherwise the new
-response gets the tree's expiry. `purge` empties expired responses. Their ids are stored for another TOMBSTONE_S, so that a
-client learns the reason.
+response gets the tree's expiry. In a tree of more than MAX_RENEWED responses a new turn renews only those before it, else one
+tree could take the time of all writers. A response never outlives those before it.
+
+`purge` empties expired responses. Their ids are stored for another TOMBSTONE_S, so that a client learns the reason.
 
 Reads never write: reading a response does not renew it.
 """
@@ -33,6 +35,7 @@ from gateway.features.histories.sizes import release
 from gateway.features.histories.tables import ROW, frames, responses
 
 MAX_TURNS: Final = 10_000  # in a replayed history
+MAX_RENEWED: Final = 1000  # responses of a tree that are renewed as a whole, in a transaction of some 50 ms
 _RENEWED_SHARE: Final = 0.1
 
 T = TypeVar("T")
@@ -42,7 +45,9 @@ _NAMES: Final = tuple(field.name for field in fields(TurnNames))
 
 
 class HistoryStore(ConversationStore):
-    """Stores responses, in addition to conversations."""
+    """Stores responses, in addition to conversations. max_renewed: a parameter for tests."""
+
+    max_renewed = MAX_RENEWED
 
     # -- responses
 
@@ -196,13 +201,18 @@ class HistoryStore(ConversationStore):
         return expiry
 
     def _renewed(self, connection: Connection, owner: str, known: Any, expires_at: float, ttl_s: float) -> float:
-        """The expiry of the tree of a known response, which is renewed up to this time if enough of its lifetime has passed."""
+        """The expiry of a known response. If enough of its lifetime has passed, its tree is renewed up to this time, or those
+        before it in a large tree.
+        """
         if known.expires_at >= expires_at - ttl_s * _RENEWED_SHARE:
             current: float = known.expires_at
             return current
         tree = and_(responses.c.owner == owner, responses.c.root == known.root, responses.c.emptied == 0)
-        connection.execute(update(responses).where(tree).values(expires_at=expires_at))
-        used = select(responses.c.frame).where(tree, responses.c.frame != "")
+        these = and_(tree, responses.c.expires_at <= expires_at)
+        if connection.execute(select(responses.c.id).where(tree).offset(self.max_renewed).limit(1)).first() is not None:
+            these = and_(these, responses.c.id.in_(select(_line(owner, known.id, known.turns).c.id)))
+        connection.execute(update(responses).where(these).values(expires_at=expires_at))
+        used = select(responses.c.frame).where(these, responses.c.frame != "")
         shorter = and_(frames.c.owner == owner, frames.c.name.in_(used), frames.c.expires_at < expires_at)
         connection.execute(update(frames).where(shorter).values(expires_at=expires_at))
         return expires_at
@@ -227,16 +237,21 @@ def _is(owner: str, id_: str) -> Any:
     return and_(responses.c.owner == owner, responses.c.id == id_)
 
 
-def _chain(columns: Sequence[Any]) -> Any:
-    """Selects these columns of the rows from the oldest to this one. turns: the expected number, a bound in case of a cycle of
-    ids.
+def _line(owner: Any, id_: Any, turns: Any) -> Any:
+    """The ids of a response and of all before it, each with its depth, from 1. turns: the expected number, a bound in case of a
+    cycle of ids.
     """
-    head = select(responses.c.id, responses.c.parent, literal(1).label("depth")).where(_THIS)
-    chain = head.cte("chain", recursive=True)
-    before = select(responses.c.id, responses.c.parent, chain.c.depth + 1).where(
-        _MINE, responses.c.id == chain.c.parent, chain.c.parent != "", chain.c.depth < bindparam("turns", type_=Integer)
+    head = select(responses.c.id, responses.c.parent, literal(1).label("depth")).where(_is(owner, id_))
+    line = head.cte("chain", recursive=True)
+    before = select(responses.c.id, responses.c.parent, line.c.depth + 1).where(
+        responses.c.owner == owner, responses.c.id == line.c.parent, line.c.parent != "", line.c.depth < turns
     )
-    chain = chain.union_all(before)
+    return line.union_all(before)
+
+
+def _chain(columns: Sequence[Any]) -> Any:
+    """Selects these columns of the rows from the oldest to this one. turns: as in `_line`."""
+    chain = _line(bindparam("owner"), bindparam("id"), bindparam("turns", type_=Integer))
     every = [responses.c[name] for name in ("id", "parent", "expires_at", "emptied", *_NAMES)]
     query = select(*every, *columns).join(chain, chain.c.id == responses.c.id)
     return query.where(_MINE).order_by(chain.c.depth.desc())

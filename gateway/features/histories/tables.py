@@ -35,7 +35,7 @@ from gateway.database.columns import (
 )
 from gateway.database.tables import Tables
 
-VERSION: Final = 6
+VERSION: Final = 7
 
 schema: Final = MetaData()
 versions: Final = version_table("warmroute_schema", schema)
@@ -78,6 +78,7 @@ responses: Final = Table(
     _named("warmroute_responses_by_head", "head", "owner", "head"),
     _named("warmroute_responses_by_input_head", "input_head", "owner", "input_head"),
     _named("warmroute_responses_by_frame", "frame", "owner", "frame"),
+    _named("warmroute_responses_by_parent", "head", "owner", "parent", "created_at"),
 )
 
 
@@ -177,5 +178,16 @@ def _from_version_5(connection: Connection) -> None:
     add_missing(connection, responses)
 
 
-_MIGRATIONS: Final = {1: _from_version_1, 2: _from_version_2, 3: _from_version_3, 4: _from_version_4, 5: _from_version_5}
+def _from_version_6(_connection: Connection) -> None:
+    """Version 6 lacks an index only, and missing indexes are created afterwards."""
+
+
+_MIGRATIONS: Final = {
+    1: _from_version_1,
+    2: _from_version_2,
+    3: _from_version_3,
+    4: _from_version_4,
+    5: _from_version_5,
+    6: _from_version_6,
+}
 TABLES: Final = Tables("state.url", "responses", schema, versions, VERSION, _MIGRATIONS)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, literal, or_, select, union, union_all, update
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, literal, select, union, union_all, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.database.driver import SQLITE
@@ -117,7 +117,7 @@ class TurnStore(RefStore):
         this head.
         """
         ended, begun = ([turn.id for turn in turns if turn.at_input is at_input] for at_input in (False, True))
-        query = {"owner": owner, "head": head, "ended": ended, "begun": begun, "here": ended + begun, "now": self._clock()}
+        query = {"owner": owner, "head": head, "ended": ended, "begun": begun, "now": self._clock()}
 
         def work(connection: Connection) -> Sequence[Any]:
             return connection.execute(_NEXT, query).all()
@@ -195,10 +195,12 @@ class TurnStore(RefStore):
         return body
 
     def _delete_unused_frame(self, connection: Connection, owner: str, name: str) -> None:
+        unused = and_(frames.c.owner == owner, frames.c.name == name)
+        if connection.execute(select(frames.c.name).where(unused).limit(1)).first() is None:
+            return  # nearly all turns of an owner may have an empty frame
         # A transaction that stores a turn of this owner waits, or is committed: both have changed the owner's size before.
         used = and_(responses.c.owner == owner, responses.c.frame != "", responses.c.frame == name, responses.c.emptied == 0)
         if connection.execute(select(responses.c.id).where(used).limit(1)).first() is None:
-            unused = and_(frames.c.owner == owner, frames.c.name == name)
             release(connection, frames, unused)
             connection.execute(delete(frames).where(unused))
 
@@ -236,14 +238,23 @@ def _next() -> Any:
     """Selects the turns with an input head, the turns after the answers of others (ended), and after their inputs (begun)."""
     columns = [responses.c[name] for name in ("head", "status", "created_at", "id", "request_id")]
     mine = and_(responses.c.owner == bindparam("owner"), unexpired(bindparam("now")))
-    answers = select(*columns).where(mine, responses.c.input_head != "", responses.c.input_head == bindparam("head"))
-    sides: Any = [bindparam(name, expanding=True) for name in ("ended", "begun")]
-    its_id = responses.c.id.in_(bindparam("here", expanding=True))  # with two lists SQLite would read all of the owner's turns
-    trees = select(responses.c.root).where(responses.c.owner == bindparam("owner"), its_id)
-    after = [and_(responses.c.parent.in_(ids), responses.c.after_input == side) for side, ids in enumerate(sides)]
-    later = select(*columns).where(mine, responses.c.root.in_(trees), or_(*after), responses.c.head != "")
-    both = union(answers, later).subquery()
-    return select(both).order_by(both.c.created_at.desc(), both.c.id).limit(MAX_FOUND)
+
+    def newest(*conditions: Any) -> Any:
+        """Each part in the order of its index: a log may have any number of turns after it."""
+        found = select(*columns).where(mine, *conditions).order_by(responses.c.created_at.desc()).limit(MAX_FOUND)
+        return select(found.subquery())
+
+    answers = newest(responses.c.input_head != "", responses.c.input_head == bindparam("head"))
+    after = [
+        newest(
+            responses.c.head != "",
+            responses.c.parent.in_(bindparam(name, expanding=True)),
+            responses.c.after_input == side,
+        )
+        for side, name in enumerate(("ended", "begun"))
+    ]
+    every = union(answers, *after).subquery()
+    return select(every).order_by(every.c.created_at.desc(), every.c.id).limit(MAX_FOUND)
 
 
 def _at() -> Any:

@@ -54,7 +54,7 @@ class LedgerEntries:
                 sender.parent,
                 sender.client,
                 sender.user_agent,
-                request.code,
+                request.told_code,
                 size_of(model, alias, error, sender.session, sender.agent, sender.parent, sender.user_agent),
             )
         )

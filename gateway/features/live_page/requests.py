@@ -149,7 +149,7 @@ def _ended(request: SettledRequest, since: float) -> Row:
         "replica": shown_name(placement.replica),
         "reason": placement.reason,
         "status": request.status,
-        "code": request.code,
+        "code": request.told_code,
         "error": request.error[:ERROR_CHARS].encode("utf-8", "replace").decode(),
         "estimated_prompt_tokens": placement.estimated_prompt_tokens,
         "predicted_cached_tokens": placement.predicted_cached_tokens,

@@ -163,7 +163,7 @@ def open_calls(turn: FoundTurn) -> list[str]:
 
 def log_error(status: int, code: str, text: str, param: str = "base", **members: Any) -> GatewayError:
     """An error about a log. Its message has no head, because it is logged."""
-    return GatewayError(status, code, f"Prompt-Log: {text}", param=param, members=members)
+    return GatewayError(status, code, f"Prompt-Log: {text}", param=param or None, members=members)
 
 
 def not_answering(failure: StoreFailed) -> GatewayError:

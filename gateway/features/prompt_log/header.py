@@ -95,8 +95,8 @@ def is_ref(name: str) -> bool:
 
 
 def invalid(text: str, param: str) -> GatewayError:
-    """An error about the header, or about a body without a name."""
-    return GatewayError(400, INVALID, f"Prompt-Log: {text}", param=param, members={})
+    """An error about the header, or about a body without a name. param: "": unknown."""
+    return GatewayError(400, INVALID, f"Prompt-Log: {text}", param=param or None, members={})
 
 
 def logs_off(text: str, param: str) -> GatewayError:

@@ -18,6 +18,7 @@ import orjson
 
 from gateway.admission.memory import LARGE_BODY
 from gateway.database.failures import StoreFailed
+from gateway.dialects.log_names import without_names
 from gateway.dialects.responses.ids import MAX_ID_CHARS, is_id
 from gateway.errors import GatewayError, bad_request
 from gateway.features.histories.histories import Histories, expired_error, full, unavailable
@@ -84,7 +85,8 @@ class StateApi:
             if maybe_at_replica and unknown.id == id_:
                 return None
             kind_name = "Response" if kind == "responses" else "Conversation" if unknown.id == id_ else "Item"
-            raise GatewayError(404, "not_found", f"{kind_name} with id {unknown.id[:100]!r} not found.") from None
+            text = f"{kind_name} with id {without_names(unknown.id[:100])!r} not found."
+            raise GatewayError(404, "not_found", text) from None
         except ExpiredObjectError as expired:
             raise expired_error(expired) from None
         except HistoryTooLargeError as large:

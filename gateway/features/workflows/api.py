@@ -93,6 +93,9 @@ class WorkflowApi:
         name, rest = found.groups() if found else ("", "")
         if exchange.api.model.startswith(PREFIX) and not found:
             return await self._by_model(exchange)
+        if name != "runs" or rest is not None:  # limits of its key; the steps of a run enter by themselves
+            for enter in self._core.extensions.entering:
+                enter(exchange)
         try:
             if found and rest is None and name == "runs":
                 _require(exchange, "POST")

@@ -23,7 +23,7 @@ class WorkflowsMetrics:
             "status",
         )
         self.seconds = make.seconds("workflow_run", "Seconds from the start of a run to its end.", "workflow")
-        self.steps = make.counter("workflow_steps_total", "Steps that ended, by kind and status.", "kind", "status")
+        self.steps = make.counter("workflow_steps_total", "Steps of ended runs, by kind and status.", "kind", "status")
         self.retries = make.counter(
             "workflow_retries_total",
             "Repeated attempts of steps, by the failure before: server_error, rate_limit, timeout, broken_answer,"
@@ -44,7 +44,7 @@ class WorkflowsMetrics:
 
     def count_run(self, name: str, run: WorkflowRun, seconds: float) -> None:
         """A run has ended. name: bounded."""
-        usage = run.receipt.as_json()
+        usage = run.usage
         self.runs.add((name, run.scheduler.status))
         self.seconds.observe((name,), seconds)
         self.wasted.add((), usage["wasted_tokens"])

@@ -15,6 +15,7 @@ from gateway.request.extensions import Extensions
 from gateway.request.notes import CHOOSE
 from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.phases.scopes import prompt_of
+from gateway.shares import QUICK_S
 from gateway.telemetry.metrics import Metrics
 from gateway.turns import turns_of
 from router import Prompt, Router
@@ -66,7 +67,7 @@ class ChoosePhase:
         decision = booking.decision
         took_s = self._clock() - begun
         self._metrics.routing_seconds.observe((), took_s)
-        if len(api.body) > SMALL_BYTES:  # most of it for the block keys
+        if took_s > QUICK_S and len(api.body) > SMALL_BYTES:  # most of it for the block keys
             turns_of(asyncio.get_running_loop()).charge(exchange.request.lease.account.client, took_s)
         self._metrics.routing.add((self._router.policy_name, decision.reason))
         exchange.book(booking)

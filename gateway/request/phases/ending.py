@@ -14,11 +14,12 @@ from gateway.request.attempts import Attempts
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Extensions
 from gateway.request.phases.objects import ReplicaObjects
-from gateway.request.record import SettledRequest
+from gateway.request.record import Placement, SettledRequest
 from gateway.request.running import RunningRequests
 from gateway.request.settle import Observer, settle
 from gateway.upstream.client import ReplicaAnswer
 from gateway.upstream.http1 import SWITCHING
+from router import Outcome
 
 
 class EndPhase:
@@ -71,6 +72,17 @@ class EndPhase:
         elif delivered.reader and (reported := delivered.reader.reported):  # the client had read the engine's error
             record.status, record.error = delivered.status, reported.message
 
+    def withdraw(self, exchange: Exchange) -> None:
+        """Before an answer: the request needs no replica any more. Releases its slot and its booking, and forgets them."""
+        exchange.leave_queue()
+        if exchange.booked:
+            self._attempts.drop_next_target(exchange)
+            exchange.attempts.drop_refusal()
+            exchange.booking.close(Outcome(False, shown=False), self._clock())
+            exchange.booked, exchange.record.booking = False, None
+        queued_s, exchange.record.placement = exchange.record.placement.queued_s, Placement()
+        exchange.record.placement.queued_s = queued_s
+
     def settle(self, exchange: Exchange, task: asyncio.Task[object]) -> None:
         """Release the request's resources, complete the record, and give it to the observers."""
         try:
@@ -107,6 +119,9 @@ def _complete(record: SettledRequest, exchange: Exchange) -> None:
     chosen, attempts, delivered = exchange.booking.chosen, exchange.attempts, exchange.delivered
     placement.pool, placement.replica = placement.pool or exchange.target.pool, chosen.replica  # a fallback has set its pool
     placement.predicted_cached_tokens = chosen.matched_tokens
+    if (prefilled := exchange.prefilled) is not None:
+        placement.prefiller, placement.predicted_cached_tokens = prefilled.replica, prefilled.matched_tokens
+        record.subject.countable = False  # the counts of cached tokens are not about the replica of the booking
     placement.available_cached_tokens = exchange.booking.decision.available_tokens
     placement.failed_attempts = attempts.failed
     placement.asked = placement.asked or attempts.asked

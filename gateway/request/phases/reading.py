@@ -10,6 +10,7 @@ from gateway.admission.memory import parsing
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.models.outside import is_form
+from gateway.dialects.steering import STEERING, cut
 from gateway.dialects.table import generates
 from gateway.errors import GatewayError
 from gateway.parser.naming import find_outside
@@ -97,6 +98,9 @@ class ReadPhases:
             with parsing(request.lease, len(raw)):
                 api = await self._parsing.parse(dialect, raw, scope_of(self._live, exchange.caller), client, aliases)
         exchange.api, exchange.parsed = api, True
+        if api.steers and (names := STEERING - self._live.client_fields):
+            exchange.charge_copy(api.body)
+            cut(api, await self._parsing.cuts(api.body, sorted(names), client))
         if not dialect.strict:
             grant, kind = exchange.caller.grant, request.headers.get("Content-Type") or ""
             restricted = grant is not None and bool(grant.models)

@@ -30,6 +30,8 @@ MAX_PEM_BYTES: Final = 4 << 20  # a bundle of all authorities has 250 kB
 _KEY: Final = re.compile(r"[!-~]+(?: [!-~]+)*")  # fits into one line of a header
 _CREDENTIALS: Final = re.compile(rb"^(?:authorization|x-api-key|api-key):[^\r\n]*\r\n", re.IGNORECASE | re.MULTILINE)
 
+_VERSION_LINE: Final = b"anthropic-version: 2023-06-01\r\n"
+_VERSION: Final = re.compile(rb"^anthropic-version:", re.IGNORECASE | re.MULTILINE)
 _OF_CLIENTS: Final = re.compile(
     rb"^(?:authorization|x-api-key|api-key|x-tenant-id|cookie):[^\r\n]*\r\n", re.IGNORECASE | re.MULTILINE
 )
@@ -41,10 +43,11 @@ Version = tuple[int, ...] | None
 class Credentials:
     """The read credentials. authorization: a header line, b"" without a key of the gateway. tls: None for http URLs."""
 
-    __slots__ = ("authorization", "tls", "versions")
+    __slots__ = ("_of_anthropic", "authorization", "tls", "versions")
 
     def __init__(self, authorization: bytes, tls: ssl.SSLContext | None, versions: Mapping[str, Version]) -> None:
         self.authorization = authorization
+        self._of_anthropic = authorization.startswith(b"x-api-key")
         self.tls = tls
         self.versions = versions
 
@@ -56,7 +59,10 @@ class Credentials:
         """A client's header lines for the replica: the gateway's key, if there is one, replaces the client's keys."""
         if not self.authorization:
             return lines
-        return _CREDENTIALS.sub(b"", lines) + self.authorization
+        lines = _CREDENTIALS.sub(b"", lines) + self.authorization
+        if self._of_anthropic and not _VERSION.search(lines):  # probes, and clients of other APIs, send none
+            lines += _VERSION_LINE
+        return lines
 
     def __repr__(self) -> str:
         return f"<Credentials {'with' if self.authorization else 'without'} a key, of {len(self.versions)} files>"
@@ -146,7 +152,8 @@ def _authorization(key: KeyConfig, env: Mapping[str, str]) -> bytes:
         raise _no_access(f"its key is missing: {key.place} is {'not set' if key.env else 'empty'}")
     if not _KEY.fullmatch(text):
         raise _no_access(f"its key cannot be used: {key.place} has more than one line of printable ASCII characters")
-    return b"Authorization: Bearer %b\r\n" % text.encode("ascii")
+    start = "Authorization: Bearer" if key.header == "authorization" else f"{key.header}:"
+    return f"{start} {text}\r\n".encode("ascii")
 
 
 def _read(path: str, most: int) -> bytes:

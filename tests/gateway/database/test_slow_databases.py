@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,24 @@ async def test_writes_that_take_too_long_together_are_done_in_smaller_transactio
         assert results.count("done") >= FIRST_BATCH
     finally:
         await database.close()
+
+
+async def test_a_migration_may_take_longer_than_an_operation(tmp_path: Path) -> None:
+    """It changes all rows, and would be tried for ever."""
+    limit_s = 0.5
+    made = Database(f"sqlite:///{tmp_path}/a.sqlite", TABLES)
+    await made.open()
+    await made.close()
+
+    def slow(_connection: Connection) -> None:
+        time.sleep(2 * limit_s)
+
+    later = replace(TABLES, version=TABLES.version + 1, migrations={**TABLES.migrations, TABLES.version: slow})
+    database = Database(f"sqlite:///{tmp_path}/a.sqlite", later, operation_s=limit_s)
+    await database.open()
+    await database.close()
+    with pytest.raises(StoreFailed, match="later release"):
+        await made.open()
 
 
 async def test_a_write_waits_for_its_transaction_although_it_waited_long_for_another_one(tmp_path: Path) -> None:

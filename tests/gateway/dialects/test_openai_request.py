@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
 from gateway.dialects.json_edits import apply
 from gateway.dialects.openai import request as openai
-from gateway.dialects.openai.errors import error_body
+from gateway.dialects.openai.errors import error_body, event_error_of
 from gateway.dialects.passthrough import parse_leniently, scan
 from gateway.errors import GatewayError
 
@@ -53,6 +53,24 @@ def test_a_bad_body_is_a_400_that_names_the_field(body: Any, param: str | None, 
     shaped = orjson.loads(error_body(caught.value))["error"]
     assert set(shaped) == {"message", "type", "param", "code"}
     assert shaped["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (429, "queue_timeout", "rate_limit_error"),
+        (429, "rate_limit_exceeded", "rate_limit_error"),
+        (429, "insufficient_quota", "insufficient_quota"),
+        (404, "model_not_found", "invalid_request_error"),
+        (503, "no_replica", "server_error"),
+    ],
+)
+def test_the_type_of_an_error(status: int, code: str, kind: str) -> None:
+    """The same in the head's answer and in a stream's event."""
+    error = GatewayError(status, code, "the message")
+    assert orjson.loads(error_body(error))["error"]["type"] == event_error_of(error)["error"]["type"] == kind
+    given = GatewayError(status, code, "the message", members={"type": "of_its_own"})
+    assert orjson.loads(error_body(given))["error"]["type"] == "of_its_own"
 
 
 json_values = st.recursive(

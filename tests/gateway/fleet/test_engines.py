@@ -83,7 +83,8 @@ def test_vllm_before_it_reported_its_size_in_tokens() -> None:
 def test_vllm_with_several_ranks_has_the_sum_of_their_caches() -> None:
     ranks = info("0", kv_cache_size_tokens=1000) + info("1", kv_cache_size_tokens=2000)
     running = b'vllm:num_requests_running{engine="0"} 3\nvllm:num_requests_running{engine="1"} 4\n'
-    assert facts(ranks + running, "vllm") == Facts(VLLM, 3000, running=7)
+    each = Facts(VLLM, 1000, running=3), Facts(VLLM, 2000, running=4)
+    assert facts(ranks + running, "vllm") == Facts(VLLM, 3000, running=7, caches=2, ranks=each)
     twice = b'sglang:max_total_num_tokens{tp_rank="0"} 1000\nsglang:max_total_num_tokens{tp_rank="1"} 1000\n'
     assert facts(twice, "sglang").kv_tokens == 1000, "tensor-parallel ranks share one cache"
     assert facts(ranks + info("2", num_gpu_blocks="None"), "vllm").kv_tokens is None, "a sum with a gap is no size"
@@ -95,7 +96,7 @@ def test_whether_prefix_caching_is_on_is_known_where_all_ranks_agree() -> None:
 
 
 def test_our_own_replica_speaks_vllms_names() -> None:
-    page = parse_page(ReplicaMetrics(SimEngine(SimConfig(kv_tokens=1600)), "m").text())
+    page = parse_page(ReplicaMetrics([SimEngine(SimConfig(kv_tokens=1600))], "m").text())
     found = read(recognise(["warmroute"], page), page)
     assert (found.engine, found.kv_tokens, found.running, found.waiting) == (OURS, 1600, 0, 0)
     assert found.started is not None

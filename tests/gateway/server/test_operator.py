@@ -453,7 +453,12 @@ async def test_the_error_names_what_cannot_be_added_or_drained() -> None:
             ({}, 400, "invalid_request", "url: missing"),
             ({"url": "ftp://x"}, 400, "invalid_request", "is not a base URL"),
             ({"url": "http://x", "nmae": "y"}, 400, "invalid_request", "did you mean 'name'"),
-            ({"url": "http://x", "zzz": 1}, 400, "invalid_request", "keys: url, name, capacity_tokens, engine, weight, pool"),
+            (
+                {"url": "http://x", "zzz": 1},
+                400,
+                "invalid_request",
+                "capacity_tokens, engine, weight, ranks, pool",
+            ),
             ({"url": "http://x", "pol": 0}, 400, "invalid_request", "did you mean 'pool'"),
             ({"url": "http://x", "pool": 1}, 400, "invalid_request", "is no pool's name: it must be the name of a pool"),
             ({"url": "http://x", "pool": True}, 400, "invalid_request", "'pool' is no pool's name"),

@@ -21,8 +21,8 @@ from tests.support.fakes import FakeReplica, answers
 FLOOD: Final = 300  # names of each kind: more than there may be tenants
 # Labels whose values are a table's, an operator's, or folded into classes.
 OF_OURS: Final = {
-    *("cache", "code", "compiled", "endpoint", "finding", "kind", "policy", "pool", "python", "reason"),
-    *("replica", "period", "result", "source", "status", "to", "version", "what", "workflow"),
+    *("cache", "code", "compiled", "endpoint", "fault", "finding", "kind", "policy", "pool", "python", "reason"),
+    *("replica", "period", "result", "source", "status", "tier", "to", "version", "what", "workflow"),
 }
 
 

@@ -21,8 +21,9 @@ from gateway.errors import ReplicaFailure
 from gateway.upstream.access.credentials import MAX_CONTEXTS, MAX_KEY_BYTES, Credentials, TlsContexts, load
 from tests.gateway.cluster.test_reload import reload
 from tests.gateway.conftest import Running, eventually, running
+from tests.gateway.request.test_dialects import message
 from tests.gateway.upstream.certificates import Authority, Certificate
-from tests.support.fakes import FakeReplica, FakeRequest, answers, models, status
+from tests.support.fakes import FakeReplica, FakeRequest, answers, http, models, status, writes
 
 SECRET = "sk-first-secret"
 OTHER = "sk-second-secret"
@@ -89,6 +90,36 @@ async def test_the_gateways_key_takes_the_place_of_the_clients(
         inside = [repr(each) for each in (run.gateway.config, run.gateway.upstream, *run.gateway.fleet.replicas)]
         assert (await row(run))["up"] is True
     assert SECRET not in "".join([*shown, *inside, caplog.text])
+
+
+async def test_a_key_for_anthropics_own_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses what has no version, and its list of models has another form."""
+    monkeypatch.setenv("OUR_KEY", SECRET)
+    entry = {"type": "model", "id": "claude-sonnet-4-5", "display_name": "Sonnet", "created_at": "2025-09-29T00:00:00Z"}
+    listing = writes(http(200, json.dumps({"data": [entry], "has_more": False}).encode()))
+    headers = {"Authorization": "Bearer client", "X-Api-Key": "client", "anthropic-beta": "b"}
+    asked = list[dict[str, str]]()
+
+    def guarded(behaviour: Any) -> Any:
+        async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+            asked.append(request.headers)
+            good = request.headers.get("x-api-key") == SECRET and "anthropic-version" in request.headers
+            await (behaviour if good else status(401, "who are you?"))(request, writer)
+
+        return behave
+
+    async with FakeReplica([guarded(message())], listing=guarded(listing)) as replica:
+        key = {"env": "OUR_KEY", "header": "x-api-key"}
+        async with running({"url": replica.url, "key": key}) as run:
+            assert (await row(run))["up"] is True
+            turns = [{"role": "user", "content": "hi"}]
+            body = {"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": turns}
+            for lines in (headers, {**headers, "anthropic-version": "2099-01-01"}):
+                assert (await run.post(body, "/v1/messages", headers=lines))[0] == 200
+    *_, unversioned, versioned = asked
+    assert (unversioned["anthropic-version"], versioned["anthropic-version"]) == ("2023-06-01", "2099-01-01")
+    assert {(each["x-api-key"], "authorization" in each) for each in asked} == {(SECRET, False)}
+    assert versioned["anthropic-beta"] == "b"
 
 
 async def test_without_a_key_of_its_own_the_clients_key_goes_on() -> None:

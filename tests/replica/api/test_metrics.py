@@ -27,10 +27,10 @@ E2E_BOUNDS = "0.3 0.5 0.8 1.0 1.5 2.0 2.5 5.0 10.0 15.0 20.0 30.0 40.0 50.0 60.0
 
 
 def test_names_labels_and_buckets_are_vllms() -> None:
-    metrics = ReplicaMetrics(SimEngine(SimConfig(kv_tokens=1600)), "m")
-    metrics.first_token(prompt_tokens=100, cached_tokens=64, seconds=0.03)
-    metrics.generated(7)
-    metrics.ended("stop", 1.2)
+    metrics = ReplicaMetrics([SimEngine(SimConfig(kv_tokens=1600))], "m")
+    metrics.ranks[0].first_token(prompt_tokens=100, cached_tokens=64, seconds=0.03)
+    metrics.ranks[0].generated(7)
+    metrics.ranks[0].ended("stop", 1.2)
     text = metrics.text().decode()
     assert set(re.findall(r"^([\w:]+)\{", text, re.MULTILINE)) >= NAMES
     assert re.search(r"^process_start_time_seconds 1\.\d+e\+09$", text, re.MULTILINE)
@@ -62,6 +62,6 @@ class Starting(SimEngine):
 
 async def test_an_engine_that_does_not_cache_is_no_prefix_cache_to_a_gateway() -> None:
     engine = Starting(SimConfig())
-    metrics = ReplicaMetrics(engine, "m")
+    metrics = ReplicaMetrics([engine], "m")
     await engine.start()
     assert 'enable_prefix_caching="False"' in metrics.text().decode()

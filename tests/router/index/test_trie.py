@@ -803,6 +803,14 @@ def test_what_continues_a_prompt_weighs_what_that_weighs_until_it_is_forgotten()
     trie.check()
 
 
+def test_a_prompt_whose_head_was_used_later_gets_its_weight() -> None:
+    trie = trie_with("r1")
+    trie.insert("r1", keys_of(b"aaaa"), 0.0)
+    trie.insert("r1", keys_of(b"aa"), 1.0)
+    trie.weigh("r1", keys_of(b"aaaa"), 3)
+    assert trie.weight_held_by("r1") == 12
+
+
 def test_what_was_used_since_is_counted_by_weight() -> None:
     trie = trie_with("r1", ttl=100.0)
     for now, prompt in enumerate((b"aabb", b"aa", b"xyz")):

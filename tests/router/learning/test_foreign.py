@@ -53,7 +53,8 @@ def test_a_stale_figure_fades() -> None:
     router = router_of()
     router.reported("r1", 2, 10, 0, 0.0)
     found = [queues(router, seconds)[0] for seconds in (0.0, 2.0, 5.0, STALE_S, 10 * STALE_S)]
-    assert found == sorted(found, reverse=True)
+    assert found[0] == max(found)
+    assert found[3] < found[0] / 2
     assert found[-1] == 0.0
 
 
@@ -61,8 +62,8 @@ def test_between_reports_a_load_is_expected_to_be_as_on_average() -> None:
     steady = ForeignLoad()
     for second in range(0, 120, 2):
         steady.report(8, 10 if second % 4 else 0, 0, float(second))
-    assert steady.waiting(118.0) == 10
-    assert 3.0 < steady.waiting(124.0) < 7.0
+    assert steady.waiting(118.0, RATE) == 10
+    assert 1.5 < steady.waiting(124.0, RATE) < 5.0
 
 
 def test_the_end_of_a_job_is_seen_at_the_next_report() -> None:
@@ -100,8 +101,8 @@ def test_any_reports_give_a_bounded_load(reports: list[tuple[int, int, int, floa
     for running, waiting, own, at in reports:
         now = max(now, at)
         load.report(running, waiting, own, now)
-        load.learn(load.waiting(now), float(at) - 1e3)
+        load.learn(load.waiting(now, RATE), float(at) - 1e3)
         for later in (now, now + 3.0, now + 1e4):
-            assert 0 <= load.tokens(later) <= MOST_TOKENS
+            assert 0 <= load.tokens(later, RATE) <= MOST_TOKENS
             assert 0 <= load.running(later) <= MOST_RUNNING
-    assert load.waiting(now + 1e6) == 0.0
+    assert load.waiting(now + 1e6, RATE) == 0.0

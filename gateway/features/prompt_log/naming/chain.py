@@ -17,12 +17,12 @@ from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from typing import Any, Final
 
+from gateway.dialects.log_names import HEAD
 from gateway.features.prompt_log.naming.canonical import NoNameError, canonical
 
 _LOG: Final = b"prompt-log/1 log\n"
 _ENTRY: Final = b"prompt-log/1 entry\n"
 _FRAME: Final = b"prompt-log/1 frame\n"
-_HEAD: Final = "pl1_"
 EMPTY: Final = sha256(_LOG).digest()
 DIGEST: Final = len(EMPTY)  # bytes
 
@@ -73,15 +73,15 @@ def frame_name(frame: dict[str, Any]) -> str:
 
 def head_name(chain: bytes) -> str:
     """The head of a log with this chain."""
-    return f"{_HEAD}{_encoded(chain)}"
+    return f"{HEAD}{_encoded(chain)}"
 
 
 def chain_named(head: str) -> bytes | None:
     """The chain of a head; None: the text is no head."""
-    if not head.startswith(_HEAD) or not head.isascii():
+    if not head.startswith(HEAD) or not head.isascii():
         return None
     try:
-        chain = base64.urlsafe_b64decode(f"{head.removeprefix(_HEAD)}=")
+        chain = base64.urlsafe_b64decode(f"{head.removeprefix(HEAD)}=")
     except binascii.Error:
         return None
     return chain if head_name(chain) == head and len(chain) == len(EMPTY) else None

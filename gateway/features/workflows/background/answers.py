@@ -63,8 +63,6 @@ class BackgroundAnswers:
         found = _PATH.fullmatch(exchange.record.path)
         if found is None:
             raise _unknown()
-        for enter in self._core.lifecycle.extensions.entering:  # limits of its key
-            enter(exchange)
         key, method = (owner(exchange.request, exchange.caller), found[1]), exchange.request.method
         try:
             if found[2]:

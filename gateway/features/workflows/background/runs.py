@@ -66,9 +66,9 @@ log = logging.getLogger("warmroute.workflows")
 
 LOOK_S: Final = 5.0
 MAX_ADOPTIONS: Final = 3
-MAX_WITHDRAWN: Final = 1000
+MAX_UNANSWERED: Final = 1000
 _ADOPTED_AT_ONCE: Final = 10
-_DELETED_AT_ONCE: Final = 100
+_SETTLED_AT_ONCE: Final = 100
 _PATH: Final = "/v1/workflows/runs"
 INTERRUPTED: Final = {
     "code": "run_interrupted",
@@ -91,7 +91,7 @@ class BackgroundRuns(ProcessRuns[BackgroundRun]):
         self._recent = recent
         self._metrics = core.metrics.of(WorkflowsMetrics)
         self._store: WorkflowRunStore | None = None
-        self._withdrawn = dict[RunKey, None]()  # in order
+        self._unanswered = dict[RunKey, bool]()  # runs without a client; True: it may come back. In order
         self._closing = False
         self._looked = -LOOK_S
         self._notices = Notices(core.clock, most=1)
@@ -170,24 +170,27 @@ class BackgroundRuns(ProcessRuns[BackgroundRun]):
             raise GatewayError(409, "idempotency_mismatch", text) from None
         except StoreFailed as failure:
             if failure.in_doubt:
-                self._withdraw(stored.key)
+                self._leave(stored.key, request)
             raise unavailable(failure) from None
         except asyncio.CancelledError:
-            self._withdraw(stored.key)
+            self._leave(stored.key, request)
             raise
 
-    def _withdraw(self, key: RunKey) -> None:
-        """Deletes a run that may be stored, and that its client does not know, as soon as the store answers."""
-        self._withdrawn[key] = None
-        if len(self._withdrawn) > MAX_WITHDRAWN:  # the oldest one, if it is stored, runs
-            del self._withdrawn[next(iter(self._withdrawn))]
+    def _leave(self, key: RunKey, request: IdempotentRequest) -> None:
+        """A run that may be stored, and whose id no client has: as soon as the store answers it is deleted, or handed over if
+        the client may repeat its request with the same Idempotency-Key.
+        """
+        self._unanswered[key] = bool(request.key)
+        if len(self._unanswered) > MAX_UNANSWERED:  # the oldest one, if it is stored, runs
+            del self._unanswered[next(iter(self._unanswered))]
 
-    async def _delete_withdrawn(self, store: WorkflowRunStore) -> None:
+    async def _settle_unanswered(self, store: WorkflowRunStore) -> None:
         """Raises StoreFailed."""
-        while some := list(self._withdrawn)[:_DELETED_AT_ONCE]:
-            await asyncio.gather(*(store.delete(*key) for key in some))
-            for key in some:
-                self._withdrawn.pop(key, None)
+        while some := list(self._unanswered.items())[:_SETTLED_AT_ONCE]:
+            await asyncio.gather(*(store.delete(*key) for key, repeatable in some if not repeatable))
+            await store.renew(self.runner, [key for key, repeatable in some if repeatable], released=True)
+            for key, _ in some:
+                self._unanswered.pop(key, None)
 
     def _compose(
         self, one: BackgroundRun, order: RunOrder, asked: ClientRequest, store: WorkflowRunStore, resumed: ResumedRun | None
@@ -266,7 +269,7 @@ class BackgroundRuns(ProcessRuns[BackgroundRun]):
                 elif running[one.key]:
                     one.run.cancel()
             await self._renew(lambda: store.renew(self.runner, [one.key for one in mine]))
-        await self._delete_withdrawn(store)
+        await self._settle_unanswered(store)
         if theirs := self.watched.keys():
             self.watched.end_missing(await store.running_among(theirs), theirs)
         if now - self._looked >= LOOK_S and not self._goes_down() and not self._core.running.draining:
@@ -326,9 +329,9 @@ class BackgroundRuns(ProcessRuns[BackgroundRun]):
         mine = list(self._runs.values())
         await self._end_all(BackgroundRun.release)
         released = [one.key for one in mine if one.released]
-        if self._store is not None and (released or self._withdrawn):
+        if self._store is not None and (released or self._unanswered):
             try:
                 await self._store.renew(self.runner, released, released=True)
-                await self._delete_withdrawn(self._store)
+                await self._settle_unanswered(self._store)
             except StoreFailed as failure:
                 log.warning("runs are not handed over before they seem dead", extra={"reason": str(failure)})

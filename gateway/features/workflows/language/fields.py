@@ -149,7 +149,8 @@ class Fields:
         kinds = int if bounds.whole else (int, float)
         fits = isinstance(value, kinds) and not isinstance(value, bool) and bounds.low <= value <= bounds.high
         if key in self.members and not fits:
-            self.expected(key, f"a {'whole ' * bounds.whole}number from {bounds.low:g} to {bounds.high:g}")
+            low, high = (f"{each:,}" if isinstance(each, int) else f"{each:g}" for each in (bounds.low, bounds.high))
+            self.expected(key, f"a {'whole ' * bounds.whole}number from {low} to {high}")
             return None
         return value
 

@@ -6,7 +6,7 @@ around it; the step around it is done after all steps within it. Thus a kill of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 from gateway.features.workflows.language.completing import all_steps
@@ -130,10 +130,3 @@ class StepGraph:
                 elif state[following] == 0:
                     trail.append((following, iter(sorted(needs[following]))))
         return []
-
-    def may_be_killed(self, name: str, undecided: Callable[[str], bool]) -> bool:
-        """True while a step that is still undecided could kill this one: its outputs are provisional, its priority is lower.
-
-        undecided: False for a step that has ended, a switch that has taken its arm, and a step of an arm that was not taken.
-        """
-        return any(map(undecided, self.killers[name]))

@@ -57,10 +57,8 @@ NOT_EXTRA: Final = frozenset(
         "prompt",
         "stream",
         "stream_options",
-        "n",
-        "best_of",
-        "max_tokens",
-        "max_completion_tokens",
+        *("n", "n_cmpl", "best_of"),
+        *("max_tokens", "max_completion_tokens", "n_predict"),  # llama.cpp prefers its own name
         "min_tokens",
         "tools",
         "tool_choice",

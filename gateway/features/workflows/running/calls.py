@@ -1,6 +1,6 @@
 """Calls of models: the request of a step goes through the gateway as any request of its caller, and its usage comes back.
 
-The grant of the caller is looked up before every request, so that a revoked key ends the run.
+The grant of the caller is looked up before every request, also of a connector, so that a revoked key ends the run.
 """
 
 from __future__ import annotations
@@ -69,13 +69,14 @@ class SettledCalls:
 
 
 class ModelCalls:
-    """Sends the requests of steps."""
+    """Sends the requests of steps. awaited: their settled calls, by id."""
 
     def __init__(self, core: Core) -> None:
-        self._core = core
+        self.core = core
         self._prices = CallPrices(core)
-        self._calls = SettledCalls()
-        core.observers.append(self._calls)
+        settled = SettledCalls()
+        self.awaited = settled.awaited
+        core.observers.append(settled)
 
     def worst_usd(self, call: StartCall) -> float:
         """The highest price of a call (`CallPrices.worst_usd`), if its answer is as long as it may be. O(bytes)."""
@@ -85,10 +86,27 @@ class ModelCalls:
         tokens = int(len(orjson.dumps(call.body)) / least) + 1
         return self._prices.worst_usd(work.model, tokens, int(call.body["max_tokens"]))
 
+    async def caller(self, asked: ClientRequest, *, defined: bool) -> Caller | StepFailure:
+        """The caller with its present rights. asked: the request of the client. defined: the operator has defined the workflow,
+        so that the caller need not have its models.
+        """
+        callers = self.core.callers
+        try:
+            if callers.looks_up:
+                await callers.look_up(asked.headers)
+            caller = callers.named(asked.tenant, asked.key_id) if isinstance(asked, AdoptedRunOrigin) else callers.of(asked)
+            if not defined or caller.grant is None:
+                return caller
+            return caller.holding(caller.tenant, caller.key, caller.grant.unrestricted())
+        except GatewayError as error:
+            if error.status >= 500:  # keys cannot be read now
+                return failure_of(error)
+            return StepFailure("grant_revoked", error.message, error.status, ends_run=True, cause=error.code)
+
     def prepare(
         self, asked: ClientRequest, id_: str, call: StartCall, stream: Callable[[str], None], context: StepContext
     ) -> ModelCallAttempt:
-        return ModelCallAttempt(self._core, self._calls.awaited, asked, id_, call, stream, context)
+        return ModelCallAttempt(self, asked, id_, call, stream, context)
 
 
 class ModelCallAttempt:
@@ -96,8 +114,7 @@ class ModelCallAttempt:
 
     def __init__(
         self,
-        core: Core,
-        awaited: dict[str, SettledCall],
+        calls: ModelCalls,
         asked: ClientRequest,
         id_: str,
         call: StartCall,
@@ -106,18 +123,19 @@ class ModelCallAttempt:
     ) -> None:
         self.usage = NO_USAGE
         self._defined = context.defined
-        self._core, self._awaited, self._id, self._call = core, awaited, id_, call
+        self._calls, self._core, self._awaited = calls, calls.core, calls.awaited
+        self._id, self._call = id_, call
         work = call.step.work
         assert isinstance(work, ModelCall)
         self._work = work
         self._path = PATHS[work.kind]
-        self._dialect: Dialect = core.around.dialects.at(self._path)
+        self._dialect: Dialect = self._core.around.dialects.at(self._path)
         assembler = self._dialect.assembler()
         assert assembler is not None
         self._lease = asked.lease.account.lease()
         self._reply = StepReply(assembler, self._lease, stream)
         self._asked = asked
-        self._request = StepRequest(asked, id_, self._path, self._lease, self._reply, call.uncertain, context)
+        self._request = StepRequest(asked, id_, self._path, self._lease, self._reply, context)
 
     def kill(self) -> None:
         self._request.killed = True
@@ -125,9 +143,11 @@ class ModelCallAttempt:
     async def run(self) -> ModelAnswer | StepFailure:
         """Raises CancelledError."""
         try:
-            caller = await self._caller()
+            caller = await self._calls.caller(self._asked, defined=self._defined)
             if isinstance(caller, StepFailure):
                 return caller
+            if self._call.uncertain:
+                self._request.yield_to_certain(caller.grant)
             api = await self._parsed(caller)
             self._awaited[self._id] = SettledCall()
             await self._core.lifecycle.run(self._request, api, caller)
@@ -138,24 +158,6 @@ class ModelCallAttempt:
         finally:
             self.usage = self._awaited.pop(self._id, SettledCall()).usage
             self._lease.close()
-
-    async def _caller(self) -> Caller | StepFailure:
-        """The caller with its present rights."""
-        callers = self._core.callers
-        try:
-            if callers.looks_up:
-                await callers.look_up(self._asked.headers)
-            if isinstance(self._asked, AdoptedRunOrigin):
-                caller = callers.named(self._asked.tenant, self._asked.key_id)
-            else:
-                caller = callers.of(self._asked)
-            if not self._defined or caller.grant is None:
-                return caller
-            return caller.holding(caller.tenant, caller.key, caller.grant.unrestricted())
-        except GatewayError as error:
-            if error.status >= 500:  # keys cannot be read now
-                return failure_of(error)
-            return StepFailure("grant_revoked", error.message, error.status, ends_run=True, cause=error.code)
 
     async def _parsed(self, caller: Caller) -> ApiRequest:
         """Parsed as a body that a client has sent. Raises GatewayError."""

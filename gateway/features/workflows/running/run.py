@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from gateway.errors import GatewayError, internal_error, over_budget
@@ -263,6 +264,9 @@ class WorkflowRun:
 
     async def _connected(self, call: StartCall, work: ConnectorCall) -> Any:
         """Raises GatewayError."""
+        caller = await self._models.caller(self._asked, defined=self._context.defined)
+        if isinstance(caller, StepFailure):
+            return caller
         if self._journal is not None and work.use not in self._connectors.repeatable:
             if self._resumed is not None and call.name in self._resumed.called:
                 return StepFailure("connector_interrupted", f"The connector {work.use!r} was called, and its answer is lost.")
@@ -299,6 +303,10 @@ class WorkflowRun:
 
     # -- the run as JSON
 
+    @property
+    def usage(self) -> Mapping[str, Any]:
+        return self._usage.as_json()
+
     def as_json(self, *, steps: bool = True) -> dict[str, Any]:
         scheduler, order = self.scheduler, self._order
         found: dict[str, Any] = {
@@ -311,7 +319,7 @@ class WorkflowRun:
             "outputs": scheduler.outputs,
             "provisional": scheduler.board.provisional,
             "error": scheduler.error.as_json(scheduler.failed_step) if scheduler.error else None,
-            "usage": self._usage.as_json(),
+            "usage": self.usage,
             "metadata": dict(order.metadata),
         }
         if scheduler.status == INCOMPLETE:
@@ -331,13 +339,13 @@ class WorkflowRun:
             "elapsed_ms": self._ms(self._ended if self._ended >= 0 else self._clock()),
             "reason": scheduler.reason or (scheduler.error.code if scheduler.error else ""),
             "failed_step": scheduler.failed_step,
-            "usage": self._usage.as_json(),
-            "steps": self._steps(replicas=True)[:max_steps],
+            "usage": self.usage,
+            "steps": self._steps(replicas=True, most=max_steps),
         }
 
-    def _steps(self, *, replicas: bool) -> list[dict[str, Any]]:
-        copies = self.scheduler.tree.all()
-        return [self._step(one, replicas=replicas) for one in copies if isinstance(one.step.work, ModelCall | ConnectorCall)]
+    def _steps(self, *, replicas: bool, most: int | None = None) -> list[dict[str, Any]]:
+        calls = (one for one in self.scheduler.tree.all() if isinstance(one.step.work, ModelCall | ConnectorCall))
+        return [self._step(one, replicas=replicas) for one in islice(calls, most)]
 
     def _step(self, one: StepCopy, *, replicas: bool) -> dict[str, Any]:
         found: dict[str, Any] = {

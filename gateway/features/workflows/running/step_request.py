@@ -9,15 +9,16 @@ from typing import Any, Final
 import orjson
 
 from gateway.admission.memory import MemoryLease
+from gateway.admission.pool_queue import MAX_PRIORITY, priority_of
 from gateway.dialects.finished_answer import CALL, MAX_ANSWER, REASONING, TEXT, AnswerAssembler, AnswerPart, FinishedAnswer
 from gateway.errors import INSUFFICIENT_QUOTA, GatewayError
 from gateway.features.workflows.running.messages import ModelAnswer, StepContext, StepFailure
 from gateway.request.client import ClientReply, ClientRequest, Headers, InternalRequest
 from gateway.request.phases.admitting import PRIORITY_HEADER
+from gateway.request.rights import Rights
 from gateway.upstream.client import PausableSource
 
 MAX_ERROR: Final = 64 << 10  # bytes of an error's body
-LOWEST: Final = -100  # priority
 
 _DROPPED: Final = re.compile(rb"(?im)^(?:content-[^:\r\n]*|idempotency-key|prompt-log|x-priority):[^\n]*\n")
 _STREAM: Final = re.compile(rb"(?:^|\n)content-type: ?text/event-stream", re.IGNORECASE)
@@ -27,7 +28,7 @@ _REPEATED: Final = frozenset([408, 429])
 
 
 class StepRequest(InternalRequest):
-    """killed: a step of its run has killed it, which is no error. uncertain: it waits below the priority of its caller."""
+    """killed: a step of its run has killed it, which is no error."""
 
     def __init__(
         self,
@@ -36,15 +37,16 @@ class StepRequest(InternalRequest):
         path: str,
         lease: MemoryLease,
         reply: StepReply,
-        uncertain: bool,
         context: StepContext,
     ) -> None:
         super().__init__(asked, id_, lambda: reply, lease, path)
         self.fields, self.made_for = context.fields, context.notes
         self.killed = False
         self._lines = _DROPPED.sub(b"", self._lines) + b"Content-Type: application/json\r\n"
-        if uncertain:
-            self.headers = _LowerPriority(self.headers)
+
+    def yield_to_certain(self, grant: Rights | None) -> None:
+        """Have it wait one priority below the others of its caller. grant: the caller's."""
+        self.headers = _LowerPriority(self.headers, grant.priority if grant is not None else None)
 
     @property
     def cancelled(self) -> bool:
@@ -52,19 +54,22 @@ class StepRequest(InternalRequest):
 
 
 class _LowerPriority:
-    """Headers with a priority one below the given one."""
+    """Headers with a priority one below that of their sender. most: of its key (`Target.wait`); None: it has none."""
 
-    def __init__(self, headers: Headers) -> None:
-        self._headers = headers
+    def __init__(self, headers: Headers, most: int | None) -> None:
+        self._headers, self._most = headers, most
 
     def get(self, name: str, /) -> str | None:
         given = self._headers.get(name)
         if name != PRIORITY_HEADER:
             return given
         try:
-            return str(max(LOWEST, int(given or "0") - 1))
-        except ValueError:
+            own = priority_of(given)
+        except GatewayError:
             return given  # which is refused
+        if self._most is not None:
+            own = self._most if given is None else min(own, self._most)
+        return str(max(-MAX_PRIORITY, own - 1))
 
 
 class StepReply(ClientReply):

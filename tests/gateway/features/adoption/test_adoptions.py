@@ -505,6 +505,29 @@ async def test_another_body_is_another_request(other: bytes) -> None:
         assert len(replica.requests) == 2
 
 
+def of_codex(**metadata: str) -> bytes:
+    """A body with its metadata at the end."""
+    return b'%b,"client_metadata":%b}' % (body_of(RESPONSES)[:-1], json.dumps(metadata, separators=(",", ":")).encode())
+
+
+@pytest.mark.parametrize(
+    ("other", "generations"),
+    [
+        (of_codex(turn="1", window='{"a": {}}'), 1),
+        (of_codex(window='{"a": {}}', turn="1"), 1),
+        (of_codex(window='{"a": {}}', turn="2"), 2),
+        (of_codex(window='{"a": {}}', turn="1")[:-1] + b"]", 2),
+    ],
+)
+async def test_codex_repeats_a_stream_with_its_metadata_in_another_order(other: bytes, generations: int) -> None:
+    go = asyncio.Event()
+    async with FakeReplica([once(go, events(*STREAMS[RESPONSES]))]) as replica, patient(replica) as run:
+        await asks_and_leaves(run, sent(RESPONSES, of_codex(turn="1", window='{"a": {}}')), lambda: replica.requests)
+        go.set()
+        status, _, _ = await gets(run, sent(RESPONSES, other))
+        assert (status, len(replica.requests)) in ((200, generations), (400, 1))
+
+
 async def test_connected_clients_with_one_body_have_a_generation_each() -> None:
     go = asyncio.Event()
     async with FakeReplica([once(go, answers())]) as replica, patient(replica) as run:
@@ -514,6 +537,55 @@ async def test_connected_clients_with_one_body_have_a_generation_each() -> None:
         go.set()
         assert {(await each)[0] for each in clients} == {200}
         assert await abandoned(run) == {}
+
+
+@pytest.mark.parametrize(("path", "stream"), ALL)
+async def test_a_request_that_comes_before_its_client_has_left_gets_the_older_generation(
+    path: str, stream: bool, request_lines: Lines
+) -> None:
+    """The end of the first connection arrives late, after the second request has reached a replica."""
+    go = asyncio.Event()
+    engine = events(*STREAMS[path]) if stream else PLAIN[path]
+    async with FakeReplica([once(go, engine)]) as replica, patient(replica) as run:
+        data = sent(path, body_of(path, stream=stream))
+        async with dial(run) as (_, first):
+            first.write(sent(path, body_of(path, stream=stream), b"X-Request-Id: first"))
+            await eventually(lambda: len(replica.requests) == 1)
+            again = asyncio.create_task(gets(run, data))
+            await eventually(lambda: len(replica.requests) == 2)
+            assert replica.gone == 0, "two connected clients have a generation each"
+            first.close()
+            await eventually(lambda: replica.gone == 1)
+        load = run.gateway.router.ledger.loads[next(iter(run.gateway.router.ledger.loads))]
+        assert load.inflight == 1, "the booking of the second one is released"
+        go.set()
+        assert (await again)[0] == 200
+        alone = await gets(run, sent(path, body_of(path, stream=stream, seed=1)))
+        assert (await again)[2] == alone[2]
+        await eventually(lambda: len(request_lines()) == 3)
+        first_line, line = (next(each for each in request_lines() if (each["id"] == "first") is own) for own in (True, False))
+        assert (first_line["status"], line["status"], line["adopted"]) == (200, 200, "first")
+        assert (line["replica"], line["reason"], line["completion_tokens"]) == ("", "", None)
+        assert await abandoned(run) == {"adopted": 1}
+        await eventually(lambda: nothing_is_held(run))
+
+
+async def test_a_request_that_waits_in_the_queue_gets_the_older_generation() -> None:
+    go = asyncio.Event()
+    async with FakeReplica([once(go, answers())]) as replica:
+        pools = [{"replicas": [replica.url], "max_inflight": 1, "queue_s": 3600}]
+        async with patient(replica, pools=pools) as run:
+            admission, data = run.gateway.fleet.pools[0].admission, sent(CHAT, body_of(CHAT, stream=False))
+            async with dial(run) as (_, first):
+                first.write(data)
+                await eventually(lambda: len(replica.requests) == 1)
+                again = asyncio.create_task(gets(run, data))
+                await eventually(lambda: admission.waiting == 1)
+            await eventually(lambda: admission.waiting == 0)
+            go.set()
+            assert (await again)[0] == 200
+            assert (len(replica.requests), replica.gone) == (1, 0)
+            await eventually(lambda: nothing_is_held(run))
 
 
 async def test_who_comes_together_adopts_one_each() -> None:
@@ -552,14 +624,20 @@ async def test_of_equal_requests_without_a_client_the_oldest_goes_on() -> None:
 
 
 async def test_a_second_one_renews_the_grace_of_the_first() -> None:
+    """Its client leaves after the first bytes of an answer of its own, which nobody else gets."""
     never = asyncio.Event()
-    async with FakeReplica([once(never, answers())]) as replica, patient(replica) as run:
+
+    async def begins(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunk(STREAMS[CHAT][0]))
+        await never.wait()
+
+    async with FakeReplica([once(never, answers()), begins]) as replica, patient(replica) as run:
         data = sent(CHAT, body_of(CHAT))
-        async with dial(run) as (_, writer), dial(run) as (_, other):
+        async with dial(run) as (_, writer), dial(run) as (reader, other):
             writer.write(data)
             await eventually(lambda: len(replica.requests) == 1)
             other.write(data)
-            await eventually(lambda: len(replica.requests) == 2)
+            await reader.readuntil(b"\n\n")
             writer.close()
             await left(run)
             (answer,) = adoptions(run)._waiting.values()

@@ -15,7 +15,7 @@ import pytest
 from gateway.app import compose
 from gateway.cluster.messages import MessageError
 from gateway.core import Surroundings
-from gateway.features.hangs.hang_watch import CHECK_S, HangWatch
+from gateway.features.hangs.hang_watch import CHECK_S, FRESH_S, SILENCE, HangWatch
 from gateway.features.hangs.progress import FIRST_FLOOR_S, FLOOR_S
 from gateway.fleet.state import ReplicaState
 from gateway.server.endpoints import clients_runner
@@ -406,6 +406,65 @@ async def test_another_worker_tells() -> None:
         stage.watch.receive(2, msgspec.msgpack.encode(("no such replica", True, "m", True)))
         with pytest.raises(MessageError):
             stage.watch.receive(2, b"\x93garbage")
+
+
+@pytest.mark.parametrize(("told", "others", "judged"), [(1, 1, True), (0, 1, False), (1, 2, False)])
+async def test_without_counters_of_the_engine_workers_tell_each_other_of_their_requests(
+    told: int, others: int, judged: bool
+) -> None:
+    """told: requests of which another worker tells; others: of other workers and gateways."""
+    one, said = HangingEngine(counts=False), list[tuple[str, int]]()
+
+    def publish(topic: str, message: bytes) -> None:
+        if topic == SILENCE:
+            said.append(msgspec.msgpack.decode(message, type=tuple[str, int]))
+            if told:
+                stage.watch.receive_silence(2, msgspec.msgpack.encode((one.name, told)))
+
+    async with staged(one, HangingEngine(counts=False)) as stage:
+        stage.run.gateway.control.publish = publish
+        one.works.clear()
+        await stage.ask(one)
+        ledger = stage.run.gateway.router.ledger
+        leases = [ledger.open(one.name, 100, 100, stage.clock.now, remote=True) for _ in range(others)]
+        if judged:
+            await stage.hang(one)
+        else:
+            await stage.pass_s(300)
+            assert (stage.hung(one), one.checks) == ([False], 0)
+        assert set(said) == {(one.name, 1)}
+        for lease in leases:
+            lease.close(stage.clock.now)
+
+
+async def test_what_a_worker_told_is_soon_old() -> None:
+    one = HangingEngine(counts=False)
+    async with staged(one, HangingEngine(counts=False)) as stage:
+        one.works.clear()
+        await stage.ask(one)
+        await stage.pass_s(1)
+        (watched,) = stage.watch._watched.values()
+        for sender in (2, 3):
+            stage.watch.receive_silence(sender, msgspec.msgpack.encode((one.name, 5)))
+        assert watched.silent_elsewhere(stage.clock.now + FRESH_S) == 10
+        assert watched.silent_elsewhere(stage.clock.now + FRESH_S + 1) == 0
+        stage.watch.receive_silence(2, msgspec.msgpack.encode(("no such replica", 5)))
+        with pytest.raises(MessageError):
+            stage.watch.receive_silence(2, b"\x93garbage")
+
+
+@pytest.mark.parametrize("body", [PLAIN, WITH_TOOLS])
+async def test_a_worker_does_not_tell_of_requests_that_may_explain_a_silence(body: dict[str, Any]) -> None:
+    one, said = HangingEngine(counts=False), list[str]()
+    async with staged(one, HangingEngine(counts=False)) as stage:
+        publish: Callable[[str, bytes], None] = lambda topic, _message: said.append(topic)  # noqa: E731
+        stage.run.gateway.control.publish = publish
+        one.works.clear()
+        await stage.ask(one, body)
+        lease = stage.run.gateway.router.ledger.open(one.name, 100, 100, stage.clock.now, remote=True)
+        await stage.pass_s(300)
+        assert SILENCE not in said
+        lease.close(stage.clock.now)
 
 
 async def test_the_verdict_is_told() -> None:

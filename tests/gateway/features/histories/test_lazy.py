@@ -67,6 +67,28 @@ async def test_work_that_can_do_without_it_does_not_wait_for_long(tmp_path: Path
     await lazy.close()
 
 
+async def test_a_long_opening_goes_on_without_its_callers_and_ends_with_the_gateway(tmp_path: Path) -> None:
+    slow = threading.Event()
+
+    def loads() -> type[HistoryStore]:
+        slow.wait()
+        return HistoryStore
+
+    lazy = LazyStore(loads, f"sqlite:///{tmp_path}/a.sqlite", 100.0, nothing)
+    lazy.open_s = 0.01
+    try:
+        for _ in range(2):
+            with pytest.raises(StoreFailed, match="takes longer"):
+                await lazy.get()
+        await lazy.close()
+    finally:
+        slow.set()
+    assert not lazy.is_open
+    lazy.open_s = 100.0
+    assert await lazy.get()
+    await lazy.close()
+
+
 async def test_a_default_store_that_was_used_is_opened_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     lazy = LazyStore(load, "sqlite", 100.0, nothing)

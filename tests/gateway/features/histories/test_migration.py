@@ -1,11 +1,11 @@
-"""Databases of versions 3 to 5 are migrated, with their data, while a gateway of the release before writes to them."""
+"""Databases of versions 3 to 6 are migrated, with their data, while a gateway of the release before writes to them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, text
+from sqlalchemy import Connection, insert, inspect, select, text
 
 from gateway.database.database import Database
 from gateway.database.tables import Tables
@@ -48,6 +48,26 @@ def version_5(connection: Connection) -> None:
     """The table of responses as the release before has left it."""
     connection.execute(text("ALTER TABLE warmroute_responses DROP COLUMN request_id"))
     connection.execute(text("UPDATE warmroute_schema SET version = 5"))
+
+
+def version_6(connection: Connection) -> None:
+    """The table of responses as the release before has left it."""
+    connection.execute(text("DROP INDEX warmroute_responses_by_parent"))
+    connection.execute(text("UPDATE warmroute_schema SET version = 6"))
+
+
+async def test_a_database_of_version_6_gets_the_index_that_it_lacks(url: str) -> None:
+    async with opened(url) as before:
+        await before.put_turn(turn("t", head="pl1_t"))
+        await before.database.write(version_6)
+        async with opened(url) as store:
+            await before.put_turn(turn("u", "t", head="pl1_u"))
+            assert await store.going_on("o", "pl1_t", await store.turns_at("o", "pl1_t"))
+
+            def indexes(connection: Connection) -> set[str | None]:
+                return {index["name"] for index in inspect(connection).get_indexes("warmroute_responses")}
+
+            assert "warmroute_responses_by_parent" in await store.database.read(indexes)
 
 
 def version_4(connection: Connection) -> None:

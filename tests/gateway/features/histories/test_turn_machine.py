@@ -24,6 +24,7 @@ from gateway.features.histories.records import (
     TurnNames,
     UnknownObjectError,
 )
+from gateway.features.histories.store import MAX_RENEWED
 from gateway.features.histories.tables import TABLES
 from gateway.features.responses.background.response_runs import ResponseRuns
 from gateway.features.runs.stored_runs import RunStore
@@ -54,8 +55,9 @@ def name_of(*parts: str) -> str:
 class TurnMachine(RuleBasedStateMachine):
     """Both writers have a store of their own on one database."""
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(most=st.sampled_from([2, MAX_RENEWED]))
+    def begin(self, most: int) -> None:
+        self.most = most  # turns of a tree that is renewed as a whole
         self.folder = tempfile.TemporaryDirectory()
         self.runner, self.clock = asyncio.Runner(), Clock()
         self.stores = [self.runner.run(self.opened()) for _ in range(2)]
@@ -68,7 +70,9 @@ class TurnMachine(RuleBasedStateMachine):
     async def opened(self) -> RunStore:
         database = Database(file_url(Path(self.folder.name) / "a.sqlite"), TABLES)
         await database.open()
-        return RunStore(database, TTL_S, self.clock, ResponseRuns())
+        store = RunStore(database, TTL_S, self.clock, ResponseRuns())
+        store.max_renewed = self.most
+        return store
 
     def alive(self) -> list[Kept]:
         return [turn for turn in self.turns.values() if self.is_alive(turn)]
@@ -101,8 +105,8 @@ class TurnMachine(RuleBasedStateMachine):
         return row, kept
 
     def note(self, kept: Kept, expires_at: float) -> None:
-        """A turn was put. It renews its whole tree, if a tenth of the lifetime has passed; also one that has expired.
-        Emptied turns stay empty.
+        """A turn was put. It renews its whole tree, if a tenth of the lifetime has passed; also one that has expired. In a
+        large tree it renews those before it. Emptied turns stay empty.
         """
         now, known = self.clock.now, self.turns.get(kept.id)
         if known is not None and known.id not in self.emptied:
@@ -112,15 +116,24 @@ class TurnMachine(RuleBasedStateMachine):
             anchor = kept.parent
         if anchor and self.expiry[anchor] < now + TTL_S - TTL_S * 0.1:
             assert expires_at == now + TTL_S
-            for turn in self.turns.values():
-                if turn.root == self.turns[anchor].root and turn.id not in self.emptied:
-                    self.expiry[turn.id] = expires_at
+            root = self.turns[anchor].root
+            tree = {turn.id for turn in self.turns.values() if turn.root == root} - self.emptied
+            renewed = tree if len(tree) <= self.most else tree & self.line(anchor)
+            self.expiry |= {id_: expires_at for id_ in renewed if self.expiry[id_] < expires_at}
         elif anchor:
             assert expires_at == self.expiry[anchor]
         self.turns[kept.id] = kept
         self.emptied.discard(kept.id)
         self.expiry[kept.id] = expires_at
         self.heads |= {kept.head, kept.input_head}
+
+    def line(self, id_: str) -> set[str]:
+        """A turn and those before it."""
+        found = set[str]()
+        while id_ in self.turns:
+            found.add(id_)
+            id_ = self.turns[id_].parent
+        return found
 
     def is_alive(self, turn: Kept) -> bool:
         return turn.id not in self.emptied and self.expiry[turn.id] > self.clock.now

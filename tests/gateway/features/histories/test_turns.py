@@ -107,6 +107,36 @@ async def test_an_expired_turn_that_comes_again_renews_its_whole_tree(url: str) 
         await agrees(store)
 
 
+async def test_a_turn_of_a_large_tree_renews_the_turns_before_it_only(url: str) -> None:
+    """One tree must not take the time of all writers. Nothing is thrown out before its time, and no turn outlives its base."""
+    clock = Clock()
+    async with opened(url, clock) as store:
+        store.max_renewed = 4
+        for id_, parent in [("turn_1", ""), ("turn_2", "turn_1"), ("turn_3", "turn_2"), ("turn_4", "turn_1")]:
+            first = await store.put_turn(turn(id_, parent, head=id_))
+        other = turn("turn_5", "turn_4", head="turn_5")
+        await store.put_turn(replace(other, log=replace(other.log, frame="pf1_b")), b'{"tools": [2]}')
+        clock.now += TTL_S / 2
+        second = await store.put_turn(turn("turn_6", "turn_2", head="turn_6"), FRAME)
+        expiries = {id_: (await store.turns_at("o", id_))[0].expires_at for id_ in (f"turn_{number}" for number in range(1, 7))}
+        renewed = {"turn_1", "turn_2", "turn_6"}
+        assert expiries == {id_: second if id_ in renewed else first for id_ in expiries}
+        assert await store.put_turn(turn("turn_7", "turn_3", head="turn_7"), ttl_s=TTL_S * 0.6) == second - TTL_S * 0.4
+        assert (await store.turns_at("o", "turn_1"))[0].expires_at == second, "it does not become shorter"
+        clock.now = second - TTL_S * 0.4 - 1
+        assert len(await store.chain("o", "turn_7", 10_000)) == 4
+        assert len(await store.chain("o", "turn_6", 10_000)) == 3
+        with pytest.raises(ExpiredObjectError):
+            await store.turns_at("o", "turn_5")
+        with pytest.raises(UnknownObjectError):
+            await store.frame("o", "pf1_b", "chat")
+        assert await store.frame("o", "pf1_a", "chat") == FRAME
+        while await store.purge():
+            pass
+        assert len(await store.chain("o", "turn_7", 10_000)) == 4
+        await agrees(store)
+
+
 async def test_a_turn_may_live_shorter(url: str) -> None:
     clock = Clock()
     async with opened(url, clock) as store:
@@ -222,6 +252,28 @@ async def test_a_large_tree_is_deleted_in_steps(url: str) -> None:
     assert database.writes - before == 4  # 2, 2, 1 and the named turn
     await agrees(store)
     await store.close()
+
+
+async def test_turns_with_an_empty_frame_are_deleted_without_a_search_for_others(tmp_path: Path) -> None:
+    """Nearly all turns of an owner may have it, and no frame is stored for it."""
+    searches = list[str]()
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_more: Any) -> None:
+        if re.search(r"warmroute_responses\.frame =", statement):
+            searches.append(statement)
+
+    async with opened(file_url(tmp_path / "a.sqlite")) as store:
+        await store.put_turn(turn("turn_1", head="a"), FRAME)
+        empty = turn("turn_2", head="b")
+        await store.put_turn(replace(empty, log=replace(empty.log, frame="pf1_empty")))
+        event.listen(Engine, "before_cursor_execute", note)
+        try:
+            assert await store.delete_turns("o", "b", tree=False) == 1
+            assert searches == []
+            assert await store.delete_turns("o", "a", tree=False) == 1
+            assert len(searches) == 1
+        finally:
+            event.remove(Engine, "before_cursor_execute", note)
 
 
 async def test_no_statement_reads_all_turns_of_an_owner(tmp_path: Path) -> None:

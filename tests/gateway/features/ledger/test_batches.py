@@ -66,6 +66,11 @@ def test_a_row_has_what_the_record_has() -> None:
     )
 
 
+@pytest.mark.parametrize(("values", "code"), [({}, "adopted"), ({"code": "replica_failed", "status": 502}, "replica_failed")])
+def test_a_row_says_that_the_answer_is_that_of_another_request(values: dict[str, object], code: str) -> None:
+    assert row_of(record(fields={"adopted": "r-0"}, consumed=None, bill=None, **values))[-1] == code
+
+
 def test_a_request_that_consumed_nothing_has_zeros() -> None:
     row = row_of(record(consumed=None, bill=None, first_token=None, status=503, error="no replica"))
     assert row[10:] == (*(503, 1, 0, 0, 0, 0, "no replica"), *(1500, -1, 700, 750, 0, 0, ""), *[0] * 12, *[""] * 8)

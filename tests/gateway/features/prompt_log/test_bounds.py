@@ -19,6 +19,9 @@ from gateway.features.prompt_log.naming.canonical import MAX_DEPTH, NoNameError,
 from gateway.features.prompt_log.naming.chain import DIGEST, EMPTY, chains_of, head_name
 from gateway.features.prompt_log.naming.entries import MAX_ENTRIES, OpenCalls
 from gateway.features.prompt_log.naming.forms import log_in, names_in
+from tests.gateway.conftest import running
+from tests.gateway.features.prompt_log.kept import CHAT
+from tests.support.fakes import FakeReplica
 
 if TYPE_CHECKING:
     from gateway.features.histories.turns import TurnStore
@@ -94,6 +97,27 @@ def test_half_a_pair_in_a_name_of_a_member(key: str) -> None:
 
 def test_members_are_sorted_by_utf_16() -> None:
     assert canonical({"\ufb33": 1, "\U0001f600": 2, "a": 3}) == '{"a":3,"\U0001f600":2,"\ufb33":1}'.encode()
+
+
+WITHOUT_A_NAME: list[tuple[dict[str, Any], str, str]] = [
+    ({"content": "\ud83d"}, "invalid_json", "invalid_json"),
+    ({"content": "x", "n": 1e999}, "invalid_json", "invalid_json"),
+    ({"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": r'"\ud83d"'}}]}, "", "prompt_log_invalid"),
+    ({"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "1e999"}}]}, "", "prompt_log_invalid"),
+]
+
+
+@pytest.mark.parametrize(("member", "alone", "named"), WITHOUT_A_NAME)
+async def test_the_errors_of_values_without_a_name(member: dict[str, Any], alone: str, named: str) -> None:
+    """A body that is no JSON of the gateway's is refused in any case."""
+    body = json.dumps({"model": "m", "messages": [{"role": "assistant", **member}, {"role": "user", "content": "hi"}]})
+    body = body.replace("Infinity", "1e999")
+    async with FakeReplica() as replica, running(replica) as run:
+        for header, code in (({}, alone), ({"Prompt-Log": "name"}, named)):
+            headers = {"Content-Type": "application/json", **header}
+            async with run.session.post(f"{run.url}{CHAT}", data=body, headers=headers) as answer:
+                found = (await answer.json()).get("error", {})
+                assert (answer.status, found.get("code", ""), found.get("param")) == (400 if code else 200, code, None)
 
 
 MALFORMED = [

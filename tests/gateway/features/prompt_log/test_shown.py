@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ import pytest
 from gateway.dialects.prompt.outline import MAX_SEGMENTS
 from gateway.features.prompt_log.naming.chain import DIGEST
 from gateway.request import named_log
-from tests.gateway.conftest import running
+from tests.gateway.conftest import eventually, running
 from tests.gateway.features.doctor.test_doctor import asked as examined
 from tests.gateway.features.live_page.test_live import asked as page_of
 from tests.gateway.features.prompt_log.kept import CHAT, FORMS, NOW, SAID, USER, asked, called, engine, kept_in
 from tests.gateway.features.tracing.test_traces import texts
 from tests.support.collector import Collector
-from tests.support.fakes import FakeReplica
+from tests.support.fakes import FakeReplica, status
 
 
 @pytest.mark.parametrize("path", FORMS)
@@ -50,6 +51,24 @@ async def test_the_page_shows_a_repeated_answer(tmp_path: Path) -> None:
         rows = [(row["log_entries"], row["log_sent"]) for row in (await page_of(run))["requests"] if row["log_sent"]]
         assert sorted(rows) == [(1, "whole"), (2, "repeated")]
         assert len(replica.requests) == 1
+
+
+async def test_names_at_wrong_places_are_in_no_log_line(
+    tmp_path: Path, request_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    """The engine repeats the path in its error, as engines do."""
+    head, frame = f"pl1_{'A' * 43}", f"pf1_{'B' * 43}"
+    places = [f"responses/{head}", f"/logs/{head}", f"log/{head}/entries", f"logs%2F{head}", f"logs/{frame}"]
+    replica = FakeReplica([status(404, message=f"Unknown path /v1/{head}")])
+    async with replica, running(replica, **kept_in(tmp_path)) as run:
+        for place in places:
+            async with run.session.get(f"{run.url}/v1/{place}") as answer:
+                assert answer.status == 404
+        await eventually(lambda: len(request_lines()) == len(places))
+        lines = request_lines()
+        assert not any(name in json.dumps(lines) for name in ("pl1_", "pf1_"))
+        assert lines[0]["path"] == "/v1/responses/(a head)"
+        assert len(replica.requests) >= 2
 
 
 async def test_names_are_in_no_span(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
+import runpy
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ import openai
 import pytest
 
 from tests.gateway.conftest import Running, eventually, running
+from tests.support.compiled import documented
+from tests.support.paths import ROOT
 from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 
 NAME = "workflow:answer_critic_copilot"
@@ -210,6 +213,32 @@ async def test_the_requests_of_open_webui(tmp_path: Path) -> None:
             body = {"model": NAME, "messages": asked, "stream": False, **more}
             got, _, found = await run.post(body, headers=HEADERS)
             assert (got, found["choices"][0]["message"]["content"]) == (200, ANSWER)
+
+
+@documented
+async def test_the_client_of_the_docs() -> None:
+    client = runpy.run_path(str(ROOT / "docs" / "clients" / "workflow_run.py"))
+    said = "One line\u2028of two\x85texts"
+    steps = {"a": {"chat": {"from": "${inputs.message_list}"}, "yield": {"as": "a", "stream": "delta"}}}
+    document = {**DOCUMENT, "steps": steps, "primary": "a"}
+    inputs = {"message_list": [{"role": "user", "content": QUESTION}]}
+    scripted = ScriptedEngine(lambda body: REFUSED if "seed" in body else ScriptedAnswer(said))
+    async with scripted.replica, running(scripted.replica) as run:
+
+        def outcome(document: dict[str, Any], **members: Any) -> Any:
+            try:
+                return client["outputs"](run.url, document, inputs, **members)
+            except client["RunError"] as error:
+                return error.error
+
+        told = await asyncio.to_thread(lambda: list(client["events"](run.url, document, inputs, key="unused")))
+        assert "".join(data["text"] for kind, data in told if kind == "output.delta") == said
+        assert (told[-1][0], told[-1][1]["outputs"]) == ("run.completed", {"a": said})
+        assert await asyncio.to_thread(outcome, document) == {"a": said}
+        seeded = {**document, "defaults": {"model": "m", "seed": 1}}
+        assert (await asyncio.to_thread(outcome, seeded))["code"] == "step_failed"
+        assert (await asyncio.to_thread(outcome, {**document, "name": "A"}))["code"] == "workflow_invalid"
+        assert await asyncio.to_thread(outcome, document, limits={"seconds": 0}) == {"reason": "run_timeout"}
 
 
 async def test_clients_that_leave_at_random_moments_leave_no_memory(tmp_path: Path) -> None:

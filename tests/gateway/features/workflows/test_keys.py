@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gateway.app import compose
 from gateway.core import Surroundings
 from gateway.features.keys.metrics import KeyMetrics
@@ -27,11 +29,13 @@ BODY = {"inputs": {"messages": [USER]}}
 
 
 @asynccontextmanager
-async def served(folder: Path, *, holds: bool = False, **config: Any) -> AsyncIterator[tuple[ScriptedEngine, Running]]:
+async def served(
+    folder: Path, *, holds: bool = False, connectors: Any = None, **config: Any
+) -> AsyncIterator[tuple[ScriptedEngine, Running]]:
     (folder / "workflows").mkdir()
     (folder / "workflows" / "two.yaml").write_text(json.dumps(TWO))
     scripted = ScriptedEngine(lambda _body: ScriptedAnswer("some text", 1.0), holds=holds)
-    workflows = {"directory": str(folder / "workflows")}
+    workflows = {"directory": str(folder / "workflows"), "connectors": connectors or {}}
     async with scripted.replica, keyed(folder, scripted.replica, prices=PRICES, workflows=workflows, **config) as run:
         yield scripted, run
 
@@ -62,10 +66,15 @@ async def test_a_key_without_the_workflow_does_not_see_it(tmp_path: Path) -> Non
         assert (await run.post({**BODY, "workflow": TWO}, RUNS))[0] == 401
 
 
-async def test_a_revoked_key_ends_its_run_before_the_next_step(tmp_path: Path) -> None:
-    async with served(tmp_path, holds=True) as (scripted, run):
+@pytest.mark.parametrize("kind", ["chat", "call"])
+async def test_a_revoked_key_ends_its_run_before_the_next_step(kind: str, tmp_path: Path) -> None:
+    steps = dict(TWO["steps"])
+    if kind == "call":
+        steps["b"] = {"call": {"use": "unreachable", "with": {"a": "${a.text}"}}}
+    connectors = {"unreachable": {"url": "http://127.0.0.1:1/"}}
+    async with served(tmp_path, holds=True, connectors=connectors) as (scripted, run):
         id_, key = await made(run)
-        asked = asyncio.create_task(run.post({**BODY, "workflow": TWO}, RUNS, headers=bearer(key)))
+        asked = asyncio.create_task(run.post({**BODY, "workflow": document(steps)}, RUNS, headers=bearer(key)))
         await eventually(lambda: scripted.held)
         async with run.session.delete(f"{run.admin_url}/warmroute/keys/{id_}") as answer:
             assert answer.status == 200
@@ -111,6 +120,58 @@ async def test_a_run_over_the_rate_of_its_key_waits_and_ends_late(tmp_path: Path
     assert {each["attempts"] for each in found["steps"]} == {1}, "a wait for the limit is no attempt"
     assert found["usage"]["calls"] == 62, "nor a call"  # the engine has more: a silent one is asked whether it hangs
     assert gateway.metrics.of(WorkflowsMetrics).retries.values == {}
+
+
+async def test_a_step_that_may_be_killed_waits_one_priority_below_its_key(tmp_path: Path) -> None:
+    def said(text: str) -> list[dict[str, str]]:
+        return [{"role": "user", "content": text}]
+
+    arms = [{"when": "${certain.text == 'kill'}", "kill": ["uncertain"]}, {"else": True}]
+    steps = {name: {"chat": {"append": said(name)}, "yield": name} for name in ("uncertain", "certain")}
+    workflow = document({**steps, "decision": {"switch": arms}})
+    order = list[str]()
+
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
+        order.append(body["messages"][-1]["content"])
+        return ScriptedAnswer("some text", 1.0)
+
+    scripted = ScriptedEngine(script, holds=True)
+    async with scripted.replica:
+        pools = [{"replicas": [scripted.replica.url], "max_inflight": 1}]
+        async with keyed(tmp_path, pools=pools) as run:
+            admission = run.gateway.fleet.pools[0].admission
+            _, high = await made(run, priority=50)
+            _, low = await made(run)
+
+            async def ask(text: str, key: str) -> None:
+                body = {"model": "m", "messages": said(text), "stream": True}
+                async with run.session.post(f"{run.url}/v1/chat/completions", json=body, headers=bearer(key)) as answer:
+                    await answer.read()
+
+            asked = [asyncio.create_task(ask("first", high))]
+            await eventually(lambda: scripted.held)
+            asked.append(asyncio.create_task(ask("other", low)))
+            await eventually(lambda: admission.waiting == 1)
+            running = asyncio.create_task(run.post({"workflow": workflow}, RUNS, headers=bearer(high)))
+            await eventually(lambda: admission.waiting == 3)
+            await eventually(lambda: not scripted.release() and all(each.done() for each in (*asked, running)))
+    assert order == ["first", "certain", "uncertain", "other"]
+
+
+async def test_the_rate_of_a_key_counts_what_the_gateway_answers_itself_and_no_run(tmp_path: Path) -> None:
+    gets = (f"/v1/workflows{path}" for path in ("", "/two", "/schema", "/runs/run_1"))
+    async with served(tmp_path) as (scripted, run):
+        for path in gets:
+            _, key = await made(run, requests_per_minute=1)
+            assert (await run.get(path, headers=bearer(key)))[0] in (200, 404)
+            status, _, body = await run.get(path, headers=bearer(key))
+            assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded"), path
+        _, key = await made(run, requests_per_minute=3)
+        for request in (RUNS, "/v1/workflows/plan"):  # a run: its two steps
+            assert (await run.post({**BODY, "workflow": "two"}, request, headers=bearer(key)))[0] == 200
+        got, _, found = await run.post({**BODY, "workflow": "two"}, "/v1/workflows/plan", headers=bearer(key))
+        assert (got, found["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert scripted.cache.calls == 2
 
 
 async def test_each_step_has_its_own_line_in_the_log_and_the_run_is_not_metered(tmp_path: Path, request_lines: Any) -> None:

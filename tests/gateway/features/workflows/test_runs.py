@@ -83,6 +83,16 @@ async def test_one_step_with_all_its_events_and_its_receipt() -> None:
     assert events[3][1]["usage"] == {"prompt_tokens": prompt, "cached_tokens": 0, "completion_tokens": 2}
 
 
+async def test_the_answer_of_a_retracted_output_is_wasted() -> None:
+    switch = {"switch": [{"else": True, "kill": ["a"], "value": "${b.text}"}], "needs": ["b"], "yield": "c"}
+    steps = {"a": {**CHAT, "yield": "a"}, "b": {"chat": {"from": "a", "append": [USER]}}, "c": switch}
+    async with engine() as (_, run):
+        *_, (_, last) = await stream(run, {"workflow": document(steps), "inputs": {"messages": [USER]}})
+        wasted = run.gateway.metrics.of(WorkflowsMetrics).wasted.values
+    assert last["outputs"] == {"c": "some text"}
+    assert wasted == {(): last["usage"]["wasted_tokens"]} == {(): last["usage"]["completion_tokens"] // 2}
+
+
 async def test_a_plain_run_is_its_object_with_steps() -> None:
     async with engine() as (_, run):
         got, _, found = await run.post({"workflow": ONE, "inputs": {"messages": [USER]}}, RUNS)

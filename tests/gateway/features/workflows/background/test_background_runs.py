@@ -223,6 +223,27 @@ async def test_one_that_no_client_knows_is_deleted_when_the_store_answers_again(
         assert len(scripted.replica.requests) == 1
 
 
+async def test_a_request_that_is_repeated_after_a_lost_answer_finds_its_run(tmp_path: Path) -> None:
+    scripted, headers, state = ScriptedEngine(lambda _body: TEXT), {"Idempotency-Key": "k"}, kept_in(tmp_path)
+    async with scripted.replica:
+        async with running(scripted.replica, state=state) as run:
+            await events(run, await begun(run))
+            with contextlib.closing(sqlite3.connect(tmp_path / "kept.sqlite", isolation_level=None)) as database:
+                database.execute("BEGIN IMMEDIATE")  # its row is being written until this ends
+                asking = asyncio.create_task(run.post(BODY, RUNS, headers=headers))
+                await eventually(lambda: run.gateway[Runs].places.taken == 1)
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+                await eventually(lambda: run.gateway[Runs].places.taken == 0)
+                database.execute("ROLLBACK")
+            id_ = (await run.post(BODY, RUNS, headers=headers))[2]["id"]
+        async with running(scripted.replica, state=state) as run:  # looks for such runs at once
+            background = run.gateway[WorkflowEndpoint].api.background
+            await eventually(lambda: scripted.cache.calls == 2 and not len(background))
+            found = (await asked(run, "GET", id_))[1]
+    assert (found["status"], found["outputs"]) == ("completed", {"a": "some text"})
+
+
 async def test_runs_of_others_are_not_found(tmp_path: Path) -> None:
     async with stored_runs(tmp_path) as (_, run):
         id_ = await begun(run, headers={"X-Tenant-Id": "acme"})

@@ -83,8 +83,6 @@ def test_a_kill_reaches_into_a_switch_and_an_each() -> None:
         "g": set(),
     }
     assert (graph.contents["b"], graph.outer["d"], graph.outer["b"]) == (("c", "d"), "b", "")
-    assert graph.may_be_killed("d", lambda name: name == "g")
-    assert not graph.may_be_killed("d", lambda name: name == "c")
 
 
 def test_an_output_is_provisional_until_its_killers_are_decided() -> None:

@@ -1,0 +1,1 @@
+"""Cache events of engines: their blocks."""
