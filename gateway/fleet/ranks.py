@@ -129,5 +129,5 @@ def of_rank(facts: Facts, member: Member) -> Facts:
     else:
         own = replace(facts, kv_tokens=None, running=None, waiting=None, progress=())
     if own.kv_tokens is None and facts.kv_tokens is not None:
-        return replace(own, kv_tokens=max(1, facts.kv_tokens // facts.caches))
-    return own
+        own = replace(own, kv_tokens=max(1, facts.kv_tokens // facts.caches))
+    return replace(own, version=facts.version)

@@ -85,8 +85,13 @@ class EndPhase:
 
     def settle(self, exchange: Exchange, task: asyncio.Task[object]) -> None:
         """Release the request's resources, complete the record, and give it to the observers."""
+        try:
+            self._settle(exchange, task)
+        finally:
+            exchange.leave_queue()  # when its booking is closed, so that the next request finds a free place
+
+    def _settle(self, exchange: Exchange, task: asyncio.Task[object]) -> None:
         record = exchange.record
-        exchange.leave_queue()
         self._running.leave(task)
         if exchange.parsed:
             exchange.api.drop()
