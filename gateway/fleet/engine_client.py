@@ -20,7 +20,7 @@ from gateway.upstream.loop_guard import LOOP_DETECTED
 
 
 class ModelEntry(NamedTuple):
-    """One entry of a replica's model list. root: what it is loaded from, "" if it does not say that (vLLM: a path).
+    """One entry of a replica's model list. root: its source, "" if it does not say that (vLLM: a path).
 
     shown: JSON for clients. whole: False if the entry is too large or too deep, and `shown` has only the fields that OpenAI
     defines. owner: `owned_by`, "" without one. context_tokens: `max_model_len`, None without one.
