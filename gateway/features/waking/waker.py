@@ -44,7 +44,7 @@ class Waker:
             self._wanted.add(exchange.target.pool)
 
     def sweep(self, now: float) -> None:
-        """Wake what is needed; to be called every second. O(replicas)."""
+        """Wake a sleeper of each pool that needs one; to be called every second. O(replicas)."""
         wanted, self._wanted = self._wanted, set()
         for pool in self._fleet.pools:
             sleeper = next((state for state in pool.replicas if _can_be_woken(state)), None)

@@ -275,7 +275,7 @@ def test_the_configuration_replaces_what_was_found_and_a_refusal_counts_for_its_
     assert expanded(None) == [("a", 1)]
 
 
-def test_what_is_unknown_of_a_rank_is_an_equal_part() -> None:
+def test_unknown_facts_of_a_rank_is_an_equal_part() -> None:
     whole = Facts(SGLANG, kv_tokens=900, running=6, caches=3)
     part = of_rank(whole, Member("a#1", "http://a", "p", server="a", rank=1))
     assert (part.kv_tokens, part.running) == (300, None)
