@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lines = [
         "# Data-parallel ranks\n",
         f"Made by {command_of('bench.agents.ranks', arguments)}: {versions()}. {engine}; {chosen.conversations}"
-        f" conversations of {TURNS} turns, {chosen.words} words each. Turns after the first. *ranks: 1*: requests name no rank.\n",
+        f" conversations of {TURNS} turns, {chosen.words} words each. Turns after the first; *ranks: 1* names no rank.\n",
         "| system | turns | stay | cached | computed tokens | TTFT mean s | p95 |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
