@@ -41,6 +41,8 @@ from gateway.fleet.candidates import any_well, eligible, spared
 from gateway.fleet.catalog import Catalog, warn_of_misfits, warn_of_rivals
 from gateway.fleet.engines import Facts
 from gateway.fleet.membership import CONFIGURATION, SHOWN_S, DepartedNames, Member, Members, configured, merge, reconcile
+from gateway.fleet.places import ASK_S, LOOK_S
+from gateway.fleet.pool_places import PoolPlaces
 from gateway.fleet.pools import Pool, listed_by, succeed
 from gateway.fleet.prober import Prober, ProbeResult
 from gateway.fleet.ranks import KnownRanks
@@ -116,7 +118,10 @@ class Fleet:
         self._router = router
         self._clock = clock
         self._ranks = KnownRanks()
-        self._prober = Prober(config.health, router, metrics, self._models_changed, self._ranks_found, clock)
+        told = self._models_changed, self._ranks_found, self._count_places
+        self._prober = Prober(config.health, router, metrics, *told, clock)
+        self._gates: dict[str, PoolPlaces] = {}  # by pool
+        self._crowded = asyncio.Event()
         self._chance = chance
         self._labels = FirstValues(MAX_LABELS)  # replicas may list new models at every probe
         self._suspects: set[ReplicaState] = set()  # replicas that may be restricted: few, mostly none
@@ -509,7 +514,10 @@ class Fleet:
             self._departed_pools.back(name)
         self.pools = succeed(config.pools, [tuple(members[pool.name]) for pool in config.pools], self.pools)
         self._prefixes = pygtrie.CharTrie()
+        self._gates = {}
         for made in self.pools:
+            self._gates[made.name] = PoolPlaces(made.replicas, self._router.ledger.loads, self._clock, self._crowded)
+            made.admission.set_gate(self._gates[made.name])
             for prefix in made.models:
                 self._prefixes["" if prefix == MATCH_ALL else prefix] = (prefix, made)
         self._forget_lists()
@@ -589,6 +597,13 @@ class Fleet:
         """A replica came, went, or changed its models."""
         self._forget_lists()
         self.suspect(state)
+        self._count_places(state)
+
+    def _count_places(self, state: ReplicaState) -> None:
+        """A replica came, went, or its engine has reported its load."""
+        gate = self._gates.get(state.member.pool)
+        if gate is not None and gate.count():
+            next(pool for pool in self.pools if pool.name == state.member.pool).admission.set_gate(gate)
 
     def _models_changed(self, state: ReplicaState) -> None:
         """The prober has found new models of a replica."""
@@ -601,7 +616,33 @@ class Fleet:
 
     async def run(self, upstream: UpstreamClient) -> None:
         """Probe every replica until cancelled."""
-        await self._prober.run(upstream)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._prober.run(upstream))
+            await self._watch_places(upstream, group)
+
+    async def _watch_places(self, upstream: UpstreamClient, group: asyncio.TaskGroup) -> None:
+        """While requests wait for a place, learn more of the places (`places.py`)."""
+        asked: dict[ReplicaState, asyncio.Task[None]] = {}
+        last_s = 0.0
+        while True:
+            await self._crowded.wait()
+            await asyncio.sleep(LOOK_S)
+            self._crowded.clear()
+            now = self._clock()
+            asks = now - last_s >= ASK_S
+            for pool in self.pools:
+                if not pool.admission.crowded:
+                    continue
+                self._crowded.set()
+                gate = self._gates[pool.name]
+                gate.look()
+                pool.admission.set_gate(gate)
+                if asks:
+                    last_s = now
+                    asked = {state: task for state, task in asked.items() if not task.done()}
+                    for state in gate.oldest():
+                        if state not in asked and self._prober.is_asked(state):
+                            asked[state] = group.create_task(self._prober.ask_load(state, upstream))
 
     async def probe_all(self, upstream: UpstreamClient) -> None:
         """Probe every replica once, so that the first requests find their replicas."""

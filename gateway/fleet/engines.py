@@ -58,6 +58,7 @@ class EngineProfile:
     # answer to one of `inquiries`, which are tried in turn.
     page_kv: Callable[[Page, str], int | None] = lambda _page, _rank: None
     kv_metrics: tuple[str, ...] = ()  # that page_kv reads
+    deferred: str = ""  # gauge of waiting requests by `reason`; the deferred ones, for a KV transfer, are no work before others
     progress: tuple[str, ...] = ()  # metrics of which one changes while it computes, and none while it hangs
     answer_kv: Callable[[Any], int | None] = lambda _answer: None
     inquiries: tuple[str, ...] = ()  # paths
@@ -163,7 +164,7 @@ def _read(engine: EngineProfile, page: Page) -> Facts:
         kv_tokens=engine.page_kv(page, engine.rank),
         started=max((start for sample in page.get(_START, ()) if (start := _start(sample.value))), default=None),
         running=_sequences(page, engine.running, engine.rank),
-        waiting=_sequences(page, engine.waiting, engine.rank),
+        waiting=_waiting(page, engine),
         caching=_caching(page),
         progress=_progress(page, engine.progress),
         asleep=_sleep_state(page, engine.sleeping, "awake") == 0,
@@ -253,6 +254,20 @@ def _sequences(page: Page, name: str, rank: str) -> int | None:
     return int(value) if value is not None and value <= _MAX_SEQUENCES else None
 
 
+def _waiting(page: Page, engine: EngineProfile) -> int | None:
+    """Waiting sequences that the engine could compute if it had room."""
+    waiting = _sequences(page, engine.waiting, engine.rank)
+    samples = [
+        sample
+        for sample in (page.get(engine.deferred, ()) if engine.deferred else ())
+        if sample.labels.get("reason") == "deferred"
+    ]
+    deferred = _over_ranks(samples, engine.rank, lambda sample: _number(sample.value))
+    if waiting is None or deferred is None or not deferred <= waiting:
+        return waiting
+    return waiting - int(deferred)
+
+
 def _progress(page: Page, names: Sequence[str]) -> tuple[float, ...]:
     """The sums of these metrics over all their samples; empty without any sample."""
     if not any(name in page for name in names):
@@ -330,6 +345,7 @@ VLLM = EngineProfile(
     owner="vllm",
     running="vllm:num_requests_running",
     waiting="vllm:num_requests_waiting",
+    deferred="vllm:num_requests_waiting_by_reason",
     rank="engine",
     silent="Start vLLM with --enable-prompt-tokens-details.",
     zero="Is it started with --no-enable-prefix-caching? Start it with --enable-prefix-caching.",
@@ -456,7 +472,7 @@ _BY_NAME: Mapping[str, EngineProfile] = {engine.name: engine for engine in ENGIN
 _NAMES = frozenset(
     name
     for each in ENGINES
-    for name in (_START, each.running, each.waiting, each.sleeping, *each.kv_metrics, *each.progress)
+    for name in (_START, each.running, each.waiting, each.deferred, each.sleeping, *each.kv_metrics, *each.progress)
     if name
 )
 # Some builds of SGLang write sglang_ for sglang:, as all exporters do that cannot have colons.

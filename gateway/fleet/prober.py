@@ -84,15 +84,17 @@ class Prober:
         metrics: Metrics,
         changed: Callable[[ReplicaState], None],
         ranks_found: Callable[[ReplicaState, Facts], None],
+        reported: Callable[[ReplicaState], None],
         clock: Callable[[], float],
     ) -> None:
         """changed: called when a replica comes, goes, or changes its models. ranks_found: called with the facts of each page of
-        metrics; may add and remove replicas.
+        metrics; may add and remove replicas. reported: called when an engine has shown its load.
         """
         self._health = health
         self._router = router
         self._metrics = metrics
         self._changed = changed
+        self._reported = reported
         self._ranks_found = ranks_found
         self._ranks: dict[Server, list[ReplicaState]] = {}  # the ranks of each server that has some; the first one is asked
         self._clock = clock
@@ -254,6 +256,13 @@ class Prober:
             state.idle_limit_s = min(state.idle_limit_s, closed_after_s)
         await self._ask_engine(state, upstream)
 
+    async def ask_load(self, state: ReplicaState, upstream: UpstreamClient) -> None:
+        """Ask the replica's engine for its load, between two probes."""
+        try:
+            await self.ask_facts(state, upstream)
+        except Exception:  # as in `_keep_probing`
+            log.exception("probe failed", extra={"replica": state.name})
+
     async def request_models(self, url: str, upstream: UpstreamClient) -> ProbeResult:
         """Request the models at this URL. Changes nothing; `apply_probe` applies the result."""
         try:
@@ -336,6 +345,7 @@ class Prober:
         self._changed(state)
         state.probes = 0
         state.facts = Facts()
+        state.places.forget()
         state.lacks.clear()
         self._metrics.replica_up.set((state.name,), 1)
         log.info("replica up", extra={"replica": state.name, **first_of("models", state.models, LOGGED_MODELS)})
@@ -361,16 +371,21 @@ class Prober:
     async def _ask_engine(self, state: ReplicaState, upstream: UpstreamClient) -> None:
         again = state.probes % RARELY == 0
         state.probes += 1
-        if not state.has_metrics and not again:
-            return
+        if state.has_metrics or again:
+            await self.ask_facts(state, upstream, inquire=again)
+
+    async def ask_facts(self, state: ReplicaState, upstream: UpstreamClient, *, inquire: bool = False) -> None:
+        """Ask the replica's engine for its facts. inquire: also for facts beyond its page of metrics."""
         timeout_s = self._health.timeout_s
         engine = named(state.member.engine)
+        ranks = self._ranks.get(server_of(state.member), ())
+        before = {each: self._router.ledger.of(each.name).inflight for each in (state, *ranks)}
         known = state.facts if state.member.rank is None else replace(state.facts, kv_tokens=None)  # of all ranks together
-        found = await facts_of(upstream, state.url, timeout_s, state.models, known, engine, inquire=again)
+        found = await facts_of(upstream, state.url, timeout_s, state.models, known, engine, inquire=inquire)
         facts, state.has_metrics = found
         if not state.has_metrics:
-            before = state.facts
-            facts = replace(facts, asleep=before.asleep, restorable=before.restorable, version=before.version)
+            last = state.facts
+            facts = replace(facts, asleep=last.asleep, restorable=last.restorable, version=last.version)
         elif not facts.version:
             facts = replace(facts, version=state.facts.version)
         if not (state.up and state in self._tasks):  # it may have gone down or left during the question
@@ -378,12 +393,26 @@ class Prober:
         server = server_of(state.member)
         if state.member.rank is None:
             self._apply_facts(state, facts)
+            self._apply_load(state, before[state])
         if state.has_metrics:
             self._ranks_found(state, facts)
         for each in tuple(self._ranks.get(server, ())):
             each.has_metrics = state.has_metrics
             own = of_rank(facts, each.member)
             self._apply_facts(each, own if own.kv_tokens else replace(own, kv_tokens=each.facts.kv_tokens))
+            if each in before:
+                self._apply_load(each, before[each])
+
+    def _apply_load(self, state: ReplicaState, before: int) -> None:
+        """Apply the load that the replica's engine reports. before: requests of ours there when it was asked."""
+        if not state.has_metrics:
+            return
+        running, waiting, now = state.facts.running, state.facts.waiting, self._clock()
+        inflight = max(before, self._router.ledger.of(state.name).inflight)
+        if running is not None and waiting is not None:
+            self._router.reported(state.name, running, waiting, inflight, now)
+        state.places.learn(running, waiting, inflight, now)
+        self._reported(state)
 
     def _apply_facts(self, state: ReplicaState, facts: Facts) -> None:
         """Apply the facts that the replica's engine reports."""

@@ -13,6 +13,7 @@ from gateway.fleet.cache_reports import Overlap
 from gateway.fleet.engine_client import Models
 from gateway.fleet.engines import EngineProfile, Facts, named
 from gateway.fleet.membership import PREFILL, Member
+from gateway.fleet.places import Places
 from gateway.fleet.refusals import Refusals
 
 NOT_PROBED = "not probed yet"
@@ -59,7 +60,8 @@ class ReplicaState:
     after this idle time. idle_limit_s: the shortest idle time after which it closed a connection without a restart. lacks: time
     at which it did not know the path of a dialect, by the dialect's name, or refused USAGE_WISH. findings: of the audit
     (docs/audit.md). miscounts_cached, miscounts_prompts: by these its cached tokens are not used, nor prompt tokens far above
-    the estimate. hung: it answers probes, and generates nothing: it gets new requests only if no other replica is left.
+    the estimate. places: how many requests its engine runs at once. hung: it answers probes, and generates nothing: it gets new
+    requests only if no other replica is left.
     """
 
     member: Member
@@ -91,6 +93,7 @@ class ReplicaState:
     findings: frozenset[str] = frozenset()
     miscounts_cached: bool = False
     miscounts_prompts: bool = False
+    places: Places = field(default_factory=Places)
     hung: bool = False
 
     @property
