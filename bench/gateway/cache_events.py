@@ -2,8 +2,8 @@
 
     python -m bench.gateway.cache_events [--blocks 400000]
 
-Batches as vLLM and SGLang publish them (each a step with a prompt of PROMPT tokens, stored, and as many blocks removed), decoded
-and applied as by the receiving thread, without the network.
+Batches as vLLM and SGLang publish them: each is a step that stores a prompt of PROMPT tokens, and removes as many blocks. They
+are decoded and applied as by the receiving thread, without the network.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ from gateway.features.kv_events.stream import EventStream, Source
 
 PROMPT: Final = 4096  # tokens
 HELD: Final = 50_000  # blocks
-FORMS: Final = (("vLLM, blocks of 16", 16, "map"), ("vLLM before 0.24, blocks of 16", 16, "array"), ("SGLang, pages of 1", 1, "array"))
+FORMS: Final = (
+    ("vLLM, blocks of 16", 16, "map"),
+    ("vLLM before 0.24, blocks of 16", 16, "array"),
+    ("SGLang, pages of 1", 1, "array"),
+)
 
 
 def batches(blocks: int, size: int, form: str, seed: int = 0) -> Iterator[bytes]:
@@ -87,12 +91,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.gateway.cache_events", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--blocks", type=int, default=400_000, metavar="N", help="stored; default: %(default)s")
     options = parser.parse_args(arguments)
-    print(f"pid {os.getpid()}; stored and removed blocks a second of CPU")  # noqa: T201
+    print(f"pid {os.getpid()}; stored and removed blocks a second of CPU")
     for name, size, form in FORMS:
         payloads = list(batches(options.blocks, size, form))
         took_s, stream = measure(payloads)
         fewer = payloads[: len(payloads) // 8]
-        print(f"{name}: {stream.blocks / took_s:,.0f} blocks/s, {block_bytes(fewer):.0f} bytes a block")  # noqa: T201
+        print(f"{name}: {stream.blocks / took_s:,.0f} blocks/s, {block_bytes(fewer):.0f} bytes a block")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 Eight simulated replicas. A part of the conversations goes to the replicas past the router, each to one of them at random. The
 caches are so large that the blocks of the whole workload are PRESSURES times as much. history: the production router without
 events. events: matches by the replicas' caches alone, which does not know what is being computed. both: as the gateway does it
-with `kv_events.follow`. Events arrive at once, and all prompts have their token ids. Simulated seconds: the same on every machine.
+with `kv_events.follow`. Events arrive at once, and all prompts have their token ids. Simulated seconds: equal on every machine.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ def summary(mode: str, served: Sequence[ServedRequest]) -> Row:
 
 def distinct_tokens(seed: int) -> int:
     """The tokens of the blocks of the whole workload."""
-    placement = RouterPlacement(Router(policy="round_robin", ttl_s=1.0, memory_bytes=1 << 20, chance=random.Random(0)), FleetSpec())
+    placement = RouterPlacement(
+        Router(policy="round_robin", ttl_s=1.0, memory_bytes=1 << 20, chance=random.Random(0)), FleetSpec()
+    )
     source, known, tokens = GENERATORS[GENERATOR].source(REPLICAS, random.Random(seed)), set[bytes](), 0.0
     for one in Simulation(FleetSpec(replicas=REPLICAS), source, placement).run():
         keys = one.request.prompt.keys
@@ -136,8 +138,8 @@ def report(seed: int) -> Iterator[str]:
     total = distinct_tokens(seed)
     yield "# Cache events\n"
     yield (
-        f"Made by `python -m bench.router.cache_events`: {commit()}, Python {platform.python_version()}, seed {seed}. {REPLICAS}"
-        f" replicas, generator `{GENERATOR}`, {total:,} tokens in distinct blocks. Pressure: these over all caches together."
+        f"Made by `python -m bench.router.cache_events`: {commit()}, Python {platform.python_version()}, seed {seed}."
+        f" {REPLICAS} replicas, generator `{GENERATOR}`, {total:,} tokens in distinct blocks. Pressure: these over all caches together."
         " Foreign: share of the conversations that go past the router. Off: the difference between predicted and real cached"
         " tokens, over the real ones.\n"
     )
@@ -157,7 +159,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     lines = list[str]()
     for line in report(options.seed):
-        print(line, flush=True)  # noqa: T201
+        print(line, flush=True)
         lines.append(line)
     (options.out / "cache-events.md").write_text("\n".join(lines) + "\n", "utf-8")
 
