@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from replica.api.server import ServerConfig
+from replica.api.transfer import TransferConfig
 from replica.cache.blocks import CacheListener
 from replica.engine import Engine, SetupError
 from replica.flags import foreign, parser
@@ -285,4 +286,11 @@ def server_config(args: argparse.Namespace, events: "Items[KvEventPublisher]") -
         send_timeout_s=args.send_timeout,
         trust_templates=args.trust_request_chat_template,
         events=[publisher.source() for publisher in events],
+        transfers=_transfers(args),
     )
+
+
+def _transfers(args: argparse.Namespace) -> TransferConfig | None:
+    if args.disaggregation_mode is None:
+        return None
+    return TransferConfig(args.disaggregation_mode, args.transfer_wire, args.transfer_ms / 1e6, args.kv_lease)

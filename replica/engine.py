@@ -101,14 +101,19 @@ class SamplingOptions:
 @dataclass(frozen=True, slots=True)
 class EngineRequest(SamplingOptions):
     """One prompt to continue. `scope` selects the cached blocks that it may use and adds to; these are kept for `keep_s`
-    seconds after its end, if there is room. `hashed`: the prompt in blocks, with `prompt` as its tokens, if another thread has
-    computed the block keys: for a long prompt this takes too long for the event loop.
+    seconds after its end, if there is room. `taken_over`: leading tokens of the prompt that another replica has computed, and
+    that arrive after `transfer_s`; `taken_cached`: of these, tokens cached there, None if unknown (simulated engine). `hashed`:
+    the prompt in blocks, with `prompt` as its tokens, if another thread has computed the block keys: for a long prompt this
+    takes too long for the event loop.
     """
 
     prompt: Items[int]
     max_tokens: int
     scope: Scope = field(default_factory=Scope)
     keep_s: float = 0.0
+    taken_over: int = 0
+    taken_cached: int | None = None
+    transfer_s: float = 0.0
     hashed: Prefix | None = field(default=None, compare=False, repr=False)
 
     def prefix(self, size: int) -> Prefix:

@@ -149,6 +149,16 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
              "of --attention-ms, for the pairs of tokens that do not attend to each other: 1 if the engine computes a "
              "dense mask over the batch"),
     ),
+    "prefill and decode on different replicas, sim only": (
+        Flag("--disaggregation-mode", None, None, None,
+             "prefill: compute prompts for other replicas; decode: take them over", default_text="neither",
+             choices=("prefill", "decode")),
+        Flag("--transfer-wire", None, "vllm", None,
+             "the fields of requests: those of vLLM's NixlConnector, or of SGLang; its bootstrap port is the replica's own",
+             choices=("vllm", "sglang")),
+        Flag("--transfer-ms", "MS", 10.0, _not_negative, "time of a transfer for each 1000 tokens"),
+        Flag("--kv-lease", "S", 30.0, _positive, "a computed prompt waits for its decoder so long (vLLM)"),
+    ),
     "faults, sim only": (
         Flag("--fault-latency", "S", 0.0, _not_negative,
              "mean delay of a request before it is queued; each is 0.5 to 1.5 times as long"),

@@ -22,12 +22,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from router.learning.foreign import ForeignLoad
 from router.learning.learned import Median
 from router.learning.rates import PrefillRate, PrefillRates
+from router.learning.serial import SerialPrefill
 from router.types import KEY_BYTES, BlockKeys
 
+AGEING = 0.2  # seconds of prefill by which a request of the line goes sooner for each second that it has waited
+TOGETHER_S = 0.1  # prompts of the line that take less are sent together
 TURN_GAP_S = 15.0, 1.0, 300.0  # from an answer to the next turn: initial value, minimum, maximum
 
 
@@ -35,7 +39,8 @@ TURN_GAP_S = 15.0, 1.0, 300.0  # from an answer to the next turn: initial value,
 class ReplicaLoad:
     """Counts over one replica's open leases, its learned speed, and its expected returns of conversations.
 
-    first, last: of the leases before their first token, a linked list in order of booking.
+    first, last: of the leases before their first token, a linked list: the sent ones in order, then the waiting ones, still in
+    the gateway. line: the leases that wait for their turn (`late.py`), with the function to call then.
     """
 
     rate: PrefillRate
@@ -51,6 +56,9 @@ class ReplicaLoad:
     answered: float = 0.0  # exponentially decayed count of closed leases; time constant: turn_gap
     answered_at: float = float("-inf")  # time at which the last lease was closed
     computed_at: float = float("-inf")  # time of the last first token, or good end of an answer with a token
+    serial: SerialPrefill = field(default_factory=SerialPrefill)
+    line: dict[Lease, Callable[[], None]] = field(default_factory=dict)
+    foreign: ForeignLoad | None = None  # load of others; None: its engine has reported none
 
     @property
     def waiting(self) -> list[Lease]:
@@ -68,6 +76,21 @@ class ReplicaLoad:
         else:
             last.behind, lease.ahead = lease, last
         self.last = lease
+
+    def enqueue_sent(self, lease: Lease) -> None:
+        """Put a lease behind the sent ones, and before the ones still in the gateway. O(sent)."""
+        ahead, behind = None, self.first
+        while behind is not None and behind.lead is None:
+            ahead, behind = behind, behind.behind
+        lease.ahead, lease.behind = ahead, behind
+        if ahead is None:
+            self.first = lease
+        else:
+            ahead.behind = lease
+        if behind is None:
+            self.last = lease
+        else:
+            behind.ahead = lease
 
     def leave_queue(self, lease: Lease) -> None:
         ahead, behind = lease.ahead, lease.behind
@@ -122,6 +145,42 @@ class ReplicaLoad:
             lease, done = lease.behind, 0
         return found
 
+    def least_before(self, now: float) -> int | None:
+        """A lower bound of the prefill work before a new request; None: the replica is idle. O(1) amortised."""
+        head = self.advance(now) if self.first else None
+        if head is not None:
+            return 0 if self.line else self.booked_tokens - head.uncached_tokens
+        return 0 if self.foreign is not None and self.foreign.tokens(now, self.rate.value) else None
+
+    def before(self, uncached: int, now: float) -> tuple[int, int]:
+        """(prefill work before a new request of so many uncached tokens, requests of the line that would go after it).
+        O(line).
+        """
+        work, after, seconds = self.remaining_tokens(now), 0, uncached / self.rate.value
+        for lease in self.line:
+            if self._order(lease, now) > seconds:
+                work, after = work - lease.uncached_tokens, after + 1
+        return work, after
+
+    def call_next(self, now: float) -> None:
+        """Call the next requests of the line, once all sent ones have their first token. O(line)."""
+        if self.remote_inflight:
+            for call in self.line.values():
+                call()
+            self.line.clear()
+            return
+        if self.inflight - self.decoding > len(self.line):
+            return
+        together = TOGETHER_S * self.rate.value
+        while self.line and together > 0:
+            first = min(self.line, key=lambda lease: self._order(lease, now))
+            together -= first.uncached_tokens
+            self.line.pop(first)()
+
+    def _order(self, lease: Lease, now: float) -> float:
+        """The lease with the least goes first: seconds of its prefill, less a share of its wait."""
+        return lease.uncached_tokens / self.rate.value - AGEING * (now - lease.since)
+
     @property
     def own_inflight(self) -> int:
         """Open leases booked by this router."""
@@ -163,13 +222,15 @@ class Lease:
     since: time of its booking on this replica. silent: its answer shows no first token, or a token that does not show the
     duration of the prefill. remote: another router has booked it. prefill_s: duration of the prefill, once known. load: the
     replica's. ahead, behind: its neighbours in the queue. keys: of its prompt, set by its booking. lead: the lease for which it
-    waits before it is sent, or None (`leading.py`). sent: time of its booking, or of the end of that wait. watchers: called
-    when it gets its first token, moves, or ends.
+    waits before it is sent, or None (`leading.py`, `late.py`). sent: time of its booking, or of the end of that wait.
+    behind_foreign: expected requests of others before it. queued: in the engine, behind another own one. watchers: called when
+    it gets its first token, moves, or ends.
     """
 
     __slots__ = (
         "ahead",
         "behind",
+        "behind_foreign",
         "closed",
         "decoding",
         "keys",
@@ -179,6 +240,7 @@ class Lease:
         "moves",
         "prefill_s",
         "prompt_tokens",
+        "queued",
         "remote",
         "replica",
         "sent",
@@ -215,6 +277,8 @@ class Lease:
         self.behind: Lease | None = None
         self.lead: Lease | None = None
         self.watchers: list[Callable[[], None]] | None = None
+        self.behind_foreign = 0.0
+        self.queued = False
         self.load = ledger.enter(self)
 
     def first_token(self, now: float) -> None:
@@ -222,9 +286,22 @@ class Lease:
         if self.closed or self.decoding:
             return
         self.load.computed_at = now
+        if self.ahead is not None and self.ahead.lead is None and not self.ahead.remote and self.ahead.sent < self.sent:
+            self.load.serial.learn(self.uncached_tokens, 0.0, self.load.rate.value)  # a later prompt was computed before it
         if not self.silent:
-            self.prefill_s = now - max(self.sent, self.load.turn_ended)
+            seconds = now - max(self.sent, self.load.turn_ended)
+            if self.behind_foreign:
+                self._learn_foreign(seconds)
+            else:
+                self.prefill_s = seconds
+                self.queued = self.sent < self.load.turn_ended
         self.prefilled(now)
+
+    def _learn_foreign(self, seconds: float) -> None:
+        """The time to its first token includes work of others."""
+        load = self.load
+        if load.foreign is not None and self.sent >= load.turn_ended:  # no request of ours was before it
+            load.foreign.learn(self.behind_foreign, seconds * load.rate.value - self.uncached_tokens)
 
     def prefilled(self, now: float) -> None:
         """The prefill is over, as observed or as estimated."""
@@ -234,8 +311,12 @@ class Lease:
         load.booked_tokens -= self.uncached_tokens
         if self.remote:
             load.remote_booked_tokens -= self.uncached_tokens
+        if load.foreign is not None:
+            load.foreign.computed(self.uncached_tokens)
         load.leave_queue(self)
         load.turn_ended = max(load.turn_ended, now)
+        if load.line:
+            load.call_next(now)
         if self.watchers is not None:
             self._tell()
 
@@ -244,14 +325,23 @@ class Lease:
         if self.lead is not None:
             self.lead, self.sent = None, now
 
+    def begin_turn(self, now: float) -> None:
+        """It leaves the line of its replica, and is sent."""
+        if not self.closed and self.lead is not None:
+            load = self.load
+            load.line.pop(self, None)
+            self.release(now)
+            load.leave_queue(self)
+            load.enqueue_sent(self)
+
     def move(self, replica: str, prompt_tokens: int, uncached_tokens: int, now: float) -> None:
         """Book on another replica instead (failover). Ignored if closed."""
         if self.closed:
             return
         self._leave(now)
         self.replica, self.prompt_tokens, self.uncached_tokens, self.since = replica, prompt_tokens, uncached_tokens, now
-        self.decoding, self.prefill_s = False, None
-        self.lead, self.sent = None, now
+        self.decoding, self.prefill_s, self.queued = False, None, False
+        self.lead, self.sent, self.behind_foreign = None, now, 0.0
         self.moves += 1
         self.load = self.ledger.enter(self)
         if self.watchers is not None:
@@ -287,6 +377,9 @@ class Lease:
         if load.first is self:
             load.turn_ended = max(load.turn_ended, now)  # its turn is over, without a result
         load.leave_queue(self)
+        if load.line:
+            load.line.pop(self, None)
+            load.call_next(now)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "decoding" if self.decoding else "waiting"
@@ -324,8 +417,21 @@ class BookingLedger:
         if lease.remote:
             load.remote_inflight += 1
             load.remote_booked_tokens += lease.uncached_tokens
+        if load.foreign is not None:
+            lease.behind_foreign = load.foreign.waiting(lease.since, load.rate.value)
         load.enqueue(lease)
         return load
+
+    def reported(self, replica: str, running: int, waiting: int, own: int, now: float) -> None:
+        """An engine has reported its load. own: leases that were open there meanwhile, at most. O(1)."""
+        load = self.loads.get(replica)
+        if load is None or load.foreign is None:
+            if running + waiting <= own:
+                return
+            if load is None:
+                load = self.loads[replica] = ReplicaLoad(self.rates.enter(replica))
+            load.foreign = ForeignLoad()
+        load.foreign.report(running, waiting, own, now)
 
     def record_return(self, load: ReplicaLoad, idle_s: float, weight: float, next_turn: bool, now: float) -> None:
         """A replica got a prompt that extends an earlier prompt, idle for idle_s. next_turn: most of it matches. weight: see
@@ -368,6 +474,7 @@ class BookingLedger:
             assert len(waiting) == load.inflight - load.decoding
             assert [lease.ahead for lease in waiting] == [None, *waiting][:-1]
             assert load.last is (waiting[-1] if waiting else None)
+            assert all(lease.lead is not None and lease in waiting for lease in load.line)
             assert 0 <= load.remote_inflight <= load.inflight
             assert load.remote_booked_tokens == sum(lease.uncached_tokens for lease in waiting if lease.remote)
             assert load.active_tokens >= 0

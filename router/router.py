@@ -30,6 +30,7 @@ from typing import Final
 from router.booking import Booking, Owner
 from router.index.paid import PaidPrefixes
 from router.index.trie import RadixTrie
+from router.late import TurnInLine, turn_of
 from router.leading import lead_of
 from router.learning.allowances import Allowances, UncountedMemory
 from router.learning.evidence import Evidence, Miss
@@ -38,7 +39,7 @@ from router.learning.objects import Objects
 from router.learning.promises import BUSY, GONE, HELD, LEAST_TOKENS, LOST, WAIT_S, Promises
 from router.learning.scales import MAX_SCALES, MAX_UNITS, Scales
 from router.learning.sessions import Session, Sessions
-from router.learning.shares import Shares
+from router.learning.shares import CacheShares
 from router.load import BookingLedger, Lease
 from router.policies.least_cost import LeastCost
 from router.policies.policy import Policies
@@ -97,7 +98,7 @@ class Router(Owner):
         self._evidence: dict[str, Evidence] = {}
         self._allowances: dict[str, Allowances] = {}
         self._inflight: dict[str, InflightSharing] = {}  # of replicas that may not share prefixes in flight
-        self._shares = Shares()  # of replicas with several caches
+        self._shares = CacheShares()  # of replicas with several caches
         self._uncounted = UncountedMemory()
         self._paid = PaidPrefixes(ttl_s, memory_bytes)
         self.scales = Scales()
@@ -172,6 +173,13 @@ class Router(Owner):
         self._record_loss(name)
         self.purge(name)
 
+    def reported(self, name: str, running: int, waiting: int, own: int, now: float) -> None:
+        """The engine of a replica has reported its requests. own: the most that were open there meanwhile, by all routers that
+        share. What exceeds them is the load of others.
+        """
+        if name in self._replicas:
+            self.ledger.reported(name, running, waiting, own, now)
+
     def failing(self, name: str) -> None:
         """A replica has failed: the owners of other routers should check it."""
         if self.journal:
@@ -190,6 +198,8 @@ class Router(Owner):
         self.promises.lost(name, self.trie.now)
         if name in self._inflight:
             self._inflight[name].forget()
+        if (load := self.ledger.loads.get(name)) is not None:
+            load.serial.forget()
 
     def _know_sharing(self, replica: Replica) -> None:
         """Keep the evidence about a replica's sharing in flight, unless its engine is another one."""
@@ -272,6 +282,8 @@ class Router(Owner):
             self._follow(booking, now)
         if booking.lead is None:
             self._credit(booking)
+            if lease.ahead is not None:
+                booking.lead = turn_of(lease, now)
         if self.journal:
             self.journal.opened(booking)
         return booking
@@ -305,6 +317,8 @@ class Router(Owner):
             self._follow(booking, now)
         if booking.lead is None:
             self._credit(booking)
+            if booking.lease.ahead is not None:
+                booking.lead = turn_of(booking.lease, now)
         if self.journal:
             self.journal.moved(booking)
 
@@ -329,6 +343,9 @@ class Router(Owner):
     def release(self, booking: Booking, now: float) -> None:
         """See Booking.release."""
         lead, booking.lead = booking.lead, None
+        if isinstance(lead, TurnInLine):
+            booking.lease.begin_turn(now)
+            return
         lost = lead is not None and lead.lost
         if lead is not None and lead.computed and not lead.after_s:
             lead.awaited, booking.beside = True, lead  # the cached tokens will show if it was found
@@ -637,6 +654,8 @@ class Router(Owner):
                 restarted = self._believe(booking, evidence, keys, tokens, cached, now)
         if lease.prefill_s is not None:  # with the engine's computed tokens, if it reports them; else with the estimate
             lease.load.rate.learn(computed, lease.prefill_s)
+            if lease.queued:
+                lease.load.serial.learn(computed, lease.prefill_s, lease.load.rate.value)
         return restarted
 
     def _learn_session(self, booking: Booking, cached: int | None) -> None:

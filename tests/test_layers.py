@@ -39,6 +39,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("index",),
         ("load",),
         ("leading",),
+        ("late",),
         ("pricing",),
         ("policies",),
         ("booking", "events"),

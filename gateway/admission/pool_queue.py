@@ -19,6 +19,10 @@ Retry-After is the expected waiting time of the queue's first request, from the 
 that returns should do so as soon as the queue moves. At most 60 s, because official clients ignore a longer one, and return
 within seconds.
 
+Before that bound is reached there may be no free *place*: all engines run as many requests as they can (`PlaceGate`). Then
+requests wait here, too, in the same order, but nobody is refused: a request is sent when its time is over, or when the queue is
+full, and waits on in its engine's queue.
+
 Processes that share a pool have a queue each, and learn with a delay how many slots the others use (`set_remote_inflight`). The
 bound may be exceeded by the requests admitted concurrently during that delay.
 """
@@ -33,6 +37,7 @@ from collections.abc import Callable
 
 from gateway.admission.fair_queue import FairQueue, ReleaseRate, Waiter
 from gateway.errors import GatewayError, bad_request
+from router.native import mypyc_attr
 
 MAX_PRIORITY = 100
 QUEUE_S, STREAM_QUEUE_S = 30.0, 240.0
@@ -57,6 +62,23 @@ def priority_of(header: str | None) -> int:
         wanted = f"a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}; higher goes first"
         raise bad_request(f"The priority {header[:40]!r} is not {wanted}.", param="priority", code="invalid_priority")
     return int(text)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class PlaceGate:
+    """Says if a replica of the pool has a free place (`fleet/places.py`). total: places of all replicas: while fewer requests
+    are there, one is free.
+    """
+
+    total: int
+
+    def free(self, granted: int) -> bool:
+        """True if there are more free places than `granted`, the number of requests about to be booked."""
+        raise NotImplementedError
+
+    def crowds(self) -> None:
+        """A request waits for a place, and none did before."""
+        raise NotImplementedError
 
 
 class Permit:
@@ -104,6 +126,11 @@ class Place:
         pool, waiter = self._pool, self._waiter
         return pool.place_of(waiter) if pool is not None and waiter is not None else None
 
+    def hurry(self) -> bool:
+        """Send the request now, if only a place is missing. True: it waits no more, or never did."""
+        pool, waiter = self._pool, self._waiter
+        return pool is None or waiter is None or pool.hurry(waiter)
+
     def refuse_if_hopeless(self) -> bool:
         """Refuse the request now, with 429, if its slot is expected after the end of its wait. True: it waits no more, or never
         did. O(MAX_PLACE).
@@ -137,6 +164,9 @@ class Admission:
         self._clock = clock
         self._queue: FairQueue[asyncio.Future[Permit | GatewayError]] = FairQueue()
         self._rate = ReleaseRate()
+        self._gate: PlaceGate | None = None
+        self._surely_free = max_inflight  # while fewer slots are taken, there is a free place
+        self._granted = 0  # permits of waiters that do not go on yet
 
     @property
     def max_inflight(self) -> int:
@@ -154,12 +184,31 @@ class Admission:
     def try_admit(self) -> Permit | None:
         """A permit if a slot is free; None: `wait` for one. O(1)."""
         taken = self.inflight + self._remote_inflight
-        if taken >= self._max_inflight:
+        if taken >= self._surely_free and (taken >= self._max_inflight or self._queue.size or not self._has_place()):
             return None
+        return self._admit()
+
+    def _admit(self) -> Permit:
         self.inflight += 1
-        if taken + 1 == self._max_inflight:
+        if self.inflight + self._remote_inflight == self._max_inflight:
             self._rate.saturated(self._clock())
         return Permit(self)
+
+    def _has_place(self) -> bool:
+        """True if a replica has a free place, or nothing is known of places."""
+        gate = self._gate
+        return gate is None or self.taken < gate.total or gate.free(self._granted)
+
+    def set_gate(self, gate: PlaceGate | None) -> None:
+        """Set the places of the pool's replicas, or apply their new number. None: unknown."""
+        self._gate = gate
+        self._surely_free = self._max_inflight if gate is None else min(self._max_inflight, gate.total)
+        self._dispatch()
+
+    @property
+    def crowded(self) -> bool:
+        """True if requests wait for a place."""
+        return self._queue.size > 0 and not self._full
 
     async def wait(self, tenant: str, priority: int, place: Place | None = None, *, pulsed: bool = False) -> Permit:
         """A permit, at once or from the queue. place: shows the request's place meanwhile. pulsed: its client gets signs of
@@ -168,11 +217,19 @@ class Admission:
         permit = self.try_admit()
         if permit is not None:
             return permit
+        if len(self._queue) >= self._max_queue:
+            if self._full:
+                raise self._rejection(QUEUE_FULL)
+            return self._admit()
         loop = asyncio.get_running_loop()
         waiter: _Waiter = Waiter(tenant, priority, loop.create_future())
-        self._enqueue(waiter)
+        if not self._queue.size and not self._full:
+            self._rate.saturated(self._clock())
+            if self._gate is not None:
+                self._gate.crowds()
+        self._queue.add(waiter)
         most_s = self.stream_queue_s if pulsed else self.queue_s
-        timer = loop.call_later(most_s, self._reject, waiter, QUEUE_TIMEOUT)
+        timer = loop.call_later(most_s, self._expire, waiter)
         if place is not None:
             place.enter(self, waiter, self._clock() + most_s)
         answer = None
@@ -182,6 +239,9 @@ class Admission:
             timer.cancel()
             if place is not None:
                 place.leave()
+            result = waiter.result
+            if result.done() and not result.cancelled() and isinstance(result.result(), Permit):
+                self._granted -= 1
             if answer is None:
                 self._abandon(waiter)
         if isinstance(answer, GatewayError):
@@ -194,8 +254,17 @@ class Admission:
         known = place > 0 and self._rate.known
         return place, self._rate.seconds_to_next(self._clock()) * place if known else None
 
+    def hurry(self, waiter: _Waiter) -> bool:
+        """See Place.hurry."""
+        if self._full:
+            return False
+        self._turn_out(waiter, QUEUE_TIMEOUT)
+        return True
+
     def reject_if_hopeless(self, waiter: _Waiter, until: float) -> bool:
         """See Place.refuse_if_hopeless. Until a slot has come free, each is expected to take as long as none has, and 1 s."""
+        if not self._full:
+            return False  # it is sent at the end of its wait
         now = self._clock()
         place = self._queue.place(waiter, MAX_PLACE) or MAX_PLACE
         if not waiter.result.done() and now + self._rate.seconds_to_next(now) * place <= until:
@@ -208,11 +277,11 @@ class Admission:
         was_full = self._full
         self._max_inflight, self._max_queue = max_inflight, max_queue
         self.queue_s, self.stream_queue_s = queue_s, queue_s if stream_queue_s is None else stream_queue_s
-        self._dispatch()
+        self.set_gate(self._gate)
         if self._full and not was_full:
             self._rate.saturated(self._clock())
         while len(self._queue) > max_queue and (last := self._queue.last()):
-            self._reject(last, QUEUE_FULL)
+            self._turn_out(last, QUEUE_FULL)
 
     def set_remote_inflight(self, taken: int) -> None:
         """taken: slots that other processes have taken."""
@@ -240,10 +309,22 @@ class Admission:
     def _full(self) -> bool:
         return self.taken >= self._max_inflight
 
-    def _enqueue(self, waiter: _Waiter) -> None:
-        if len(self._queue) >= self._max_queue:
-            raise self._rejection(QUEUE_FULL)
-        self._queue.add(waiter)
+    def _expire(self, waiter: _Waiter) -> None:
+        """The waiter's time is over."""
+        self._turn_out(waiter, QUEUE_TIMEOUT)
+
+    def _turn_out(self, waiter: _Waiter, reason: str) -> None:
+        """A waiter that may wait no longer: reject it if all slots are taken, else send it to a replica without a free
+        place.
+        """
+        if self._full:
+            self._reject(waiter, reason)
+        elif self._queue.remove(waiter) and not waiter.result.done():
+            self._grant(waiter)
+
+    def _grant(self, waiter: _Waiter) -> None:
+        self._granted += 1
+        waiter.result.set_result(self._admit())
 
     def _reject(self, waiter: _Waiter, reason: str, happened: str = "") -> None:
         """Reject a waiter, unless it has just left or been served."""
@@ -258,20 +339,20 @@ class Admission:
                 answer.release()
 
     def _released(self) -> None:
-        if self._full:
+        if self._full or self._queue.size:
             self._rate.released(self._clock())
         self.inflight -= 1
-        self._dispatch()
+        if self._queue.size:
+            self._dispatch()
 
     def _dispatch(self) -> None:
-        """Give free slots to waiters."""
-        while self._queue.size and not self._full and (waiter := self._queue.first()):
+        """Give free slots to waiters, while there are free places."""
+        while self._queue.size and not self._full and self._has_place() and (waiter := self._queue.first()):
             if waiter.result.done():  # cancelled in this turn of the loop: keeps its tenant's turn
                 self._queue.remove(waiter)
                 continue
             self._queue.served(waiter)
-            self.inflight += 1
-            waiter.result.set_result(Permit(self))
+            self._grant(waiter)
 
     def _rejection(self, reason: str, happened: str = "") -> GatewayError:
         """happened: default: as the reason says."""
@@ -286,11 +367,12 @@ class Admission:
         return GatewayError(429, code, f"{what} ({state}). Retry after {seconds} s.", retry_after_s=seconds)
 
     def check(self) -> None:
-        """Raises AssertionError if a slot is free while there are waiters, or the queue exceeds its bound."""
+        """Raises AssertionError if a slot and a place are free while there are waiters, or the queue exceeds its bound."""
         self._queue.check()
         assert self.inflight >= 0
+        assert self._granted >= 0
         assert len(self._queue) <= self._max_queue
-        assert not self._queue or self._full
+        assert not self._queue or self._full or not self._has_place()
 
     def __repr__(self) -> str:
         return f"<Admission {self.inflight}/{self._max_inflight} running, {self.waiting}/{self._max_queue} waiting>"

@@ -9,7 +9,7 @@ from gateway.admission.memory import PARSE_COPIES, largest_of, limit_for, peak_o
 from gateway.config.addresses import host_and_port, is_loopback
 from gateway.config.kinds import MATCH_ALL
 from gateway.config.parse import Problem
-from gateway.config.schema import Config
+from gateway.config.schema import Config, PoolConfig, ReplicaConfig
 from gateway.config.sections import processes_of
 from gateway.config.source import LoadedConfig
 from gateway.features.declaring import Advice, imported
@@ -54,24 +54,29 @@ def _patterns(config: Config) -> Iterator[Problem]:
             yield Problem(key, f"{name!r} is a prefix, not a pattern: it fits no model{better}")
 
 
+def _placed(pool: PoolConfig) -> Iterator[tuple[tuple[str, int], ReplicaConfig]]:
+    """The replicas of a pool, with their places in it."""
+    return (((key, index), replica) for key, each in pool.by_role.items() for index, replica in enumerate(each))
+
+
 def _repeated_urls(config: Config) -> Iterator[Problem]:
     first: dict[str, str] = {}
     for number, pool in enumerate(config.pools):
-        for index, replica in enumerate(pool.replicas):
+        for place, replica in _placed(pool):
             if replica.url in first:
                 text = f"{replica.url} is the URL of the replica {first[replica.url]!r}, too: its load is counted per entry"
-                yield Problem(("pools", number, "replicas", index, "url"), text)
+                yield Problem(("pools", number, *place, "url"), text)
             first.setdefault(replica.url, replica.name)
 
 
 def _keys_in_clear(config: Config) -> Iterator[Problem]:
     """Keys of replicas that are sent over the network without TLS."""
     for number, pool in enumerate(config.pools):
-        for index, replica in enumerate(pool.replicas):
+        for place, replica in _placed(pool):
             host, encrypted = host_and_port(replica.url)[0], replica.url.lower().startswith("https:")
             if replica.key and not encrypted and not is_loopback(host):
                 text = f"the replica's key goes to {replica.url} unencrypted, as all requests there do: use https"
-                yield Problem(("pools", number, "replicas", index, "url"), text)
+                yield Problem(("pools", number, *place, "url"), text)
 
 
 def _prices(config: Config) -> Iterator[Problem]:

@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     for problem in warnings:
         print(escaped(f"warmroute: warning: {problem}"), file=sys.stderr)
     config = loaded.config
-    replicas = sum(len(pool.replicas) for pool in config.pools)
+    replicas = sum(len(pool.members) for pool in config.pools)
     refused = bool(options.strict and warnings)
     result = "refused for its warnings (--strict)" if refused else "good"
     sources = f", sources: {found}" if (found := len(sources_of(config))) else ""

@@ -76,14 +76,25 @@ def clashes(kind: type[Config], values: Mapping[Key, Any]) -> Iterator[Problem]:
         text = f"{model!r} is itself an alias, of {further!r}: write that, {own}"
         yield Problem((ALIASES, alias), text)
     yield from _wrong_prices(values.get(("prices",), {}))
-    if not any((name,) not in values or sources(values[name,]) for name, sources in marked(kind, SOURCES)):
-        for key, value in values.items():
-            if len(key) == 3 and key[2] == "replicas" and not value:
-                yield Problem(key, "at least one replica URL is expected, or a source in `discovery`")
+    yield from _wrong_roles(
+        values, found=any((name,) not in values or sources(values[name,]) for name, sources in marked(kind, SOURCES))
+    )
     for _, wrong in marked(kind, CLASHES):
         yield from wrong(values)
     if ("pools",) in values:  # else a fallback may name an invalid pool
         yield from _wrong_fallbacks(values["pools",], Aliases(aliases))
+
+
+def _wrong_roles(values: Mapping[Key, Any], *, found: bool) -> Iterator[Problem]:
+    """Pools without a replica that answers. found: sources may find some."""
+    for key, value in values.items():
+        if len(key) != 3 or key[0] != "pools":
+            continue
+        decode = values.get((*key[:2], "decode"))
+        if key[2] == "replicas" and not (value or decode or found):
+            yield Problem(key, "at least one replica URL is expected, or a source in `discovery`")
+        elif key[2] == "prefill" and value and not decode:
+            yield Problem(key, "replicas that only compute prompts answer nothing: list those that take them over in `decode`")
 
 
 def _wrong_prices(prices: Mapping[str, Sequence[PriceConfig]]) -> Iterator[Problem]:

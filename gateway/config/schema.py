@@ -33,6 +33,7 @@ from gateway.config.kinds import (
     ModelName,
     ModelPrefix,
     Name,
+    Port,
     Positive,
     Price,
     Ranks,
@@ -172,6 +173,12 @@ class ReplicaConfig(AddedReplica, frozen=True):
     tls: Annotated[TlsConfig | None, about("For an https URL; null: the system's authorities.")] = None
 
 
+class PrefillReplica(ReplicaConfig, frozen=True):
+    """A model server that computes prompts for others; a plain string is short for its url."""
+
+    bootstrap_port: Annotated[Port, about("SGLang: its `--disaggregation-bootstrap-port`.")] = 8998
+
+
 class FallbackConfig(ConfigSection, frozen=True):
     """The target of requests that a pool cannot serve; a plain string is short for its pool."""
 
@@ -185,6 +192,12 @@ class PoolConfig(ConfigSection, frozen=True):
     """Replicas that serve the same models. Within a Config each pool has a name of its own."""
 
     replicas: Annotated[tuple[ReplicaConfig, ...], about("Those that are known beforehand; see also `discovery`.")] = ()
+    prefill: Annotated[
+        tuple[PrefillReplica, ...], about("Replicas that compute long prompts for those in `decode`, and answer nothing.")
+    ] = ()
+    decode: Annotated[
+        tuple[ReplicaConfig, ...], about("Replicas that answer, and take prompts over that one of `prefill` has computed.")
+    ] = ()
     models: Annotated[tuple[ModelPrefix, ...], about("Model name prefixes; empty: the models that the replicas list.")] = ()
     name: Annotated[Name, about("Its name in metrics and for operators; empty: its models, or `default`.")] = ""
     max_inflight: Annotated[Positive, about("Requests at all replicas of the pool together; more are queued.")] = 4096
@@ -212,6 +225,16 @@ class PoolConfig(ConfigSection, frozen=True):
     fallback: Annotated[
         FallbackConfig | None, about("Another pool, for requests that this one cannot serve; null: they are errors.")
     ] = None
+
+    @property
+    def by_role(self) -> Mapping[str, tuple[ReplicaConfig, ...]]:
+        """All replicas of the pool, by the key that lists them."""
+        return {"replicas": self.replicas, "decode": self.decode, "prefill": self.prefill}
+
+    @property
+    def members(self) -> tuple[ReplicaConfig, ...]:
+        """All replicas of the pool."""
+        return (*self.replicas, *self.decode, *self.prefill)
 
 
 class RoutingConfig(ConfigSection, frozen=True):
@@ -467,7 +490,7 @@ class Config(ConfigSection, frozen=True):
             return parse_listen("admin_listen", self.admin_listen)
         port = self.address[1]
         endpoint = ListenAddress("127.0.0.1", port + ADMIN_PORT_OFFSET if 0 < port <= 65535 - ADMIN_PORT_OFFSET else 0)
-        taken = any(endpoint.is_at(replica.url) for pool in self.pools for replica in pool.replicas)
+        taken = any(endpoint.is_at(replica.url) for pool in self.pools for replica in pool.members)
         return ListenAddress(endpoint.host, 0) if taken else endpoint
 
     @property

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -41,6 +41,8 @@ from gateway.fleet.candidates import any_well, eligible, spared
 from gateway.fleet.catalog import Catalog, warn_of_misfits, warn_of_rivals
 from gateway.fleet.engines import Facts
 from gateway.fleet.membership import CONFIGURATION, SHOWN_S, DepartedNames, Member, Members, configured, merge, reconcile
+from gateway.fleet.places import ASK_S, LOOK_S
+from gateway.fleet.pool_places import PoolPlaces
 from gateway.fleet.pools import Pool, listed_by, succeed
 from gateway.fleet.prober import Prober, ProbeResult
 from gateway.fleet.ranks import KnownRanks
@@ -64,7 +66,8 @@ class Target:
     """The replicas for a model. label: the model's bounded name for metrics. replicas: the live ones, or else the doubtful
     ones. down: the replicas that serve the model but are not live, with the reasons. draining: some of these are up, but drain.
     pool: its name. fallback: target of requests that the pool cannot serve. named: the pool was named by another pool's
-    fallback, and not found by the model. translate, delta: as in `Pool`.
+    fallback, and not found by the model. translate, delta: as in `Pool`. prefillers: live replicas that compute prompts for
+    others, and are not in `replicas`.
     """
 
     model: str
@@ -80,6 +83,7 @@ class Target:
     named: bool = False
     translate: tuple[str, ...] | None = None
     delta: bool = False
+    prefillers: Mapping[str, ReplicaState] = field(default_factory=dict)
 
     async def wait(self, tenant: str, priority: str | None, most: int | None, place: Place, *, pulsed: bool) -> Permit:
         """Waits for a slot at the replicas. priority: the client's header. most: maximum of the priority, and its value without
@@ -96,8 +100,8 @@ class Target:
         if not self.replicas:
             public = "No replica that serves this model is up"
             if self.draining:
-                public = "No replica that serves this model takes new requests: the replicas that are up are draining"
-            what = "Undrain one, or wait for another" if self.draining else "They are probed continually; retry"
+                public = "No replica that serves this model takes new requests: the replicas that are up are draining or asleep"
+            what = "Undrain or wake one, or wait for another" if self.draining else "They are probed continually; retry"
             text = f"{public}: {self.down or 'there are none at present'}. {what}."
             raise no_replica(text, public=f"{public}. Retry.")
 
@@ -114,7 +118,10 @@ class Fleet:
         self._router = router
         self._clock = clock
         self._ranks = KnownRanks()
-        self._prober = Prober(config.health, router, metrics, self._models_changed, self._ranks_found, clock)
+        told = self._models_changed, self._ranks_found, self._count_places
+        self._prober = Prober(config.health, router, metrics, *told, clock)
+        self._gates: dict[str, PoolPlaces] = {}  # by pool
+        self._crowded = asyncio.Event()
         self._chance = chance
         self._labels = FirstValues(MAX_LABELS)  # replicas may list new models at every probe
         self._suspects: set[ReplicaState] = set()  # replicas that may be restricted: few, mostly none
@@ -336,6 +343,11 @@ class Fleet:
             log.info("replica does not speak a dialect", extra={"replica": state.name, "dialect": dialect})
         state.lacks[dialect] = now
 
+    def adapters_changed(self, state: ReplicaState, *, loaded: bool) -> None:
+        """A request to load (or unload) an adapter has succeeded on this replica."""
+        if self._by_name.get(state.name) is state:
+            self._prober.adapters_changed(state, loaded=loaded)
+
     def refuses_rank(self, state: ReplicaState) -> None:
         """The replica has refused a request because of its data-parallel rank."""
         if self._by_name.get(state.name) is state:
@@ -502,7 +514,10 @@ class Fleet:
             self._departed_pools.back(name)
         self.pools = succeed(config.pools, [tuple(members[pool.name]) for pool in config.pools], self.pools)
         self._prefixes = pygtrie.CharTrie()
+        self._gates = {}
         for made in self.pools:
+            self._gates[made.name] = PoolPlaces(made.replicas, self._router.ledger.loads, self._clock, self._crowded)
+            made.admission.set_gate(self._gates[made.name])
             for prefix in made.models:
                 self._prefixes["" if prefix == MATCH_ALL else prefix] = (prefix, made)
         self._forget_lists()
@@ -582,6 +597,13 @@ class Fleet:
         """A replica came, went, or changed its models."""
         self._forget_lists()
         self.suspect(state)
+        self._count_places(state)
+
+    def _count_places(self, state: ReplicaState) -> None:
+        """A replica came, went, or its engine has reported its load."""
+        gate = self._gates.get(state.member.pool)
+        if gate is not None and gate.count():
+            next(pool for pool in self.pools if pool.name == state.member.pool).admission.set_gate(gate)
 
     def _models_changed(self, state: ReplicaState) -> None:
         """The prober has found new models of a replica."""
@@ -594,7 +616,33 @@ class Fleet:
 
     async def run(self, upstream: UpstreamClient) -> None:
         """Probe every replica until cancelled."""
-        await self._prober.run(upstream)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._prober.run(upstream))
+            await self._watch_places(upstream, group)
+
+    async def _watch_places(self, upstream: UpstreamClient, group: asyncio.TaskGroup) -> None:
+        """While requests wait for a place, learn more of the places (`places.py`)."""
+        asked: dict[ReplicaState, asyncio.Task[None]] = {}
+        last_s = 0.0
+        while True:
+            await self._crowded.wait()
+            await asyncio.sleep(LOOK_S)
+            self._crowded.clear()
+            now = self._clock()
+            asks = now - last_s >= ASK_S
+            for pool in self.pools:
+                if not pool.admission.crowded:
+                    continue
+                self._crowded.set()
+                gate = self._gates[pool.name]
+                gate.look()
+                pool.admission.set_gate(gate)
+                if asks:
+                    last_s = now
+                    asked = {state: task for state, task in asked.items() if not task.done()}
+                    for state in gate.oldest():
+                        if state not in asked and self._prober.is_asked(state):
+                            asked[state] = group.create_task(self._prober.ask_load(state, upstream))
 
     async def probe_all(self, upstream: UpstreamClient) -> None:
         """Probe every replica once, so that the first requests find their replicas."""
@@ -605,7 +653,8 @@ class Fleet:
 def _target_of(pool: Pool, model: str, label: str) -> Target:
     # Engines answer 404 for models that they do not serve; replicas that list the model are preferred.
     members = [state for state in pool.replicas if model in state.models] or pool.replicas
-    serving = [state for state in members if state.live] or [state for state in members if state.doubtful]
+    answering = [state for state in members if state.answers]
+    serving = [state for state in answering if state.live] or [state for state in answering if state.doubtful]
     return Target(
         model,
         label,
@@ -614,11 +663,12 @@ def _target_of(pool: Pool, model: str, label: str) -> Target:
         pool.admission,
         pool.resume_streams,
         pool.strip_billing_header,
-        draining=any(state.up and not state.live for state in members),
+        draining=any(state.up and not state.live for state in answering),
         pool=pool.name,
         fallback=pool.fallback,
         translate=pool.translate,
         delta=pool.delta,
+        prefillers={state.name: state for state in members if state.live and not state.answers},
     )
 
 

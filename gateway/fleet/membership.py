@@ -24,6 +24,7 @@ from gateway.config.schema import (
     Config,
     KeyConfig,
     PoolConfig,
+    PrefillReplica,
     ReplicaConfig,
     TlsConfig,
 )
@@ -34,6 +35,7 @@ CONFIGURATION: Final = "configuration"
 OPERATORS: Final = "operators"
 KEPT: Final = "before the last reload"  # source of replicas that a reload could not replace yet
 COMMANDED: Final = (CONFIGURATION, OPERATORS)  # sources that all processes share
+REPLICA, DECODE, PREFILL = "", "decode", "prefill"  # roles: does both, may take prompts over, computes prompts for others
 SHOWN_S: Final = 900.0  # for which the counters of a replica that has left are shown
 MAX_DEPARTED: Final = 4 * MAX_REPLICAS
 _MAX_NAME: Final = 100  # characters of a replica's name
@@ -49,8 +51,9 @@ class Member:
     of the same name and URL (a pod's uid); "": its source has no such id. key: the key that the gateway sends to it; None: the
     client's key. tls: for an https URL; None: the system's defaults. engine: a name of the table of engines, or AUTO_ENGINE.
     addresses: of its URL's host, if its source knows them; (): they are looked up. ranks: number of its data-parallel ranks;
-    None: as its metrics say. The last three are set by `ranks.py`. server: of a rank, the name of the member that it is a part
-    of; else "". rank: its number. caches: number of caches behind it of which no request can choose one.
+    None: as its metrics say. The next three are set by `ranks.py`. server: of a rank, the name of the member that it is a part
+    of; else "". rank: its number. caches: number of caches behind it of which no request can choose one. role: REPLICA, DECODE
+    or PREFILL. bootstrap_port: of a replica with the role PREFILL.
     """
 
     name: str
@@ -69,6 +72,8 @@ class Member:
     server: str = ""
     rank: int | None = None
     caches: int = 1
+    role: str = REPLICA
+    bootstrap_port: int = 0
 
     @property
     def listed_as(self) -> str:
@@ -105,16 +110,20 @@ def member_of(replica: AddedReplica, pool: str) -> Member:
     return Member(replica.name, replica.url, pool, replica.capacity_tokens, engine=engine, weight=weight, ranks=ranks)
 
 
-def _listed(replica: ReplicaConfig, pool: PoolConfig) -> Member:
+def _listed(replica: ReplicaConfig, pool: PoolConfig, role: str) -> Member:
     tls = replica.tls if replica.url.startswith("https:") else None
     key, capacity = replica.key, replica.capacity_tokens
     engine, weight, ranks = replica.engine, replica.weight, replica.ranks
-    return Member(replica.name, replica.url, pool.name, capacity, key=key, tls=tls, engine=engine, weight=weight, ranks=ranks)
+    port = replica.bootstrap_port if isinstance(replica, PrefillReplica) else 0
+    member = Member(replica.name, replica.url, pool.name, capacity, key=key, tls=tls, engine=engine, weight=weight, ranks=ranks)
+    return replace(member, role=role, bootstrap_port=port) if role else member
 
 
 def configured(config: Config) -> tuple[Member, ...]:
     """The members in the configuration, in its order."""
-    return tuple([_listed(replica, pool) for pool in config.pools for replica in pool.replicas])
+    roles = {"replicas": REPLICA, "decode": DECODE, "prefill": PREFILL}
+    listed = ((replica, pool, roles[key]) for pool in config.pools for key, each in pool.by_role.items() for replica in each)
+    return tuple([_listed(*each) for each in listed])
 
 
 Members = Mapping[str, Member]

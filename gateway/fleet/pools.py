@@ -33,17 +33,18 @@ class Pool:
 
     @property
     def live(self) -> bool:
-        return any(replica.live for replica in self.replicas)
+        return any(replica.live and replica.answers for replica in self.replicas)
 
     @property
     def serving(self) -> Sequence[ReplicaState]:
         """Replicas that may get requests: the live ones, or else replicas that are down only by failed probes."""
-        return [state for state in self.replicas if state.live] or [state for state in self.replicas if state.doubtful]
+        answering = [state for state in self.replicas if state.answers]
+        return [state for state in answering if state.live] or [state for state in answering if state.doubtful]
 
     @property
     def ready(self) -> bool:
         """True if requests will probably be answered, perhaps by a replica that was up until its probes failed."""
-        return any(replica.live or (replica.doubtful and replica.warm) for replica in self.replicas)
+        return any(each.answers and (each.live or (each.doubtful and each.warm)) for each in self.replicas)
 
 
 def succeed(

@@ -16,8 +16,10 @@ After a successful probe the engine's own facts are read (`engines.py`). An engi
 rarely from then on. Their KV size bounds the router's belief of the cache, unless the replica's source sets another size.
 
 A cache counts as lost if the replica refuses connections ("refused"), if it loads its model ("loading"), if the engine's
-process has a later start time than any before ("start_time"), or if it repeatedly reported zero hits on known prefixes
-("zero_hits"). One restart counts once: after another sign, the next start time is only stored.
+process has a later start time than any before ("start_time"), if it repeatedly reported zero hits on known prefixes
+("zero_hits"), if it sleeps ("sleep"), or if a model has other weights under the same name ("weights"): the version of the
+weights, or the path in the model list, is another one, or an adapter was loaded through the gateway. One restart counts once:
+after another sign, the next start time is only stored.
 
 The data-parallel ranks of one server (`ranks.py`) are probed once for all: the first of them is asked, and each gets the
 result, with its own part of the engine's facts.
@@ -40,6 +42,7 @@ from gateway.errors import LOADING, REFUSED, UNREACHABLE, GatewayError, ReplicaF
 from gateway.fleet.cache_reports import CacheFinding
 from gateway.fleet.engine_client import MAX_MODELS, Models, facts_of, models_of
 from gateway.fleet.engines import Facts, named
+from gateway.fleet.membership import PREFILL
 from gateway.fleet.ranks import Server, of_rank, server_of
 from gateway.fleet.state import BETWEEN_PROCESSES, NOT_PROBED, ReplicaState
 from gateway.telemetry.logs import first_of
@@ -49,8 +52,8 @@ from router import Replica, Router
 
 log = logging.getLogger("warmroute.replicas")
 
-START_TIME, ZERO_HITS = "start_time", "zero_hits"
-RESTART_SIGNS = (REFUSED, LOADING, START_TIME, ZERO_HITS)
+START_TIME, ZERO_HITS, SLEEP, WEIGHTS = "start_time", "zero_hits", "sleep", "weights"
+RESTART_SIGNS = (REFUSED, LOADING, START_TIME, ZERO_HITS, SLEEP, WEIGHTS)
 
 # Failures of a probe that may only mean that the engine is busy.
 _MAYBE_BUSY = frozenset(["timeout", UNREACHABLE])
@@ -81,15 +84,17 @@ class Prober:
         metrics: Metrics,
         changed: Callable[[ReplicaState], None],
         ranks_found: Callable[[ReplicaState, Facts], None],
+        reported: Callable[[ReplicaState], None],
         clock: Callable[[], float],
     ) -> None:
         """changed: called when a replica comes, goes, or changes its models. ranks_found: called with the facts of each page of
-        metrics; may add and remove replicas.
+        metrics; may add and remove replicas. reported: called when an engine has shown its load.
         """
         self._health = health
         self._router = router
         self._metrics = metrics
         self._changed = changed
+        self._reported = reported
         self._ranks_found = ranks_found
         self._ranks: dict[Server, list[ReplicaState]] = {}  # the ranks of each server that has some; the first one is asked
         self._clock = clock
@@ -128,7 +133,7 @@ class Prober:
         self._show_load(state.name, None, None)
 
     def _together(self, state: ReplicaState) -> Sequence[ReplicaState]:
-        """The ranks of this replica's server, the one that is asked first; or the replica alone."""
+        """The ranks of this replica's server, the asked one first; or the replica alone."""
         if state.member.rank is None:
             return (state,)
         return tuple(self._ranks.get(server_of(state.member), ()))
@@ -147,7 +152,8 @@ class Prober:
     def set_bounds(self, state: ReplicaState) -> None:
         """Give the router the replica's KV size, longest prompt and kind of engine; called when they may have changed."""
         capacity, engine = state.capacity_tokens, state.engine
-        known = state.name, capacity, state.context_tokens, engine.one_conversation, state.member.pool
+        kind = state.member.pool if state.answers else f"{state.member.pool} {PREFILL}"  # transfers are not as fast as prefills
+        known = state.name, capacity, state.context_tokens, engine.one_conversation, kind
         self._router.add(Replica(*known, engine.shares_inflight, engine.slots, state.member.caches))
         self._metrics.replica_capacity.set((state.name,), capacity)
 
@@ -165,6 +171,12 @@ class Prober:
         """Another process has seen a failure of this replica."""
         if state.up:
             self._probe_soon(state)
+
+    def adapters_changed(self, state: ReplicaState, *, loaded: bool) -> None:
+        """A request to load (or unload) an adapter has succeeded there; it may replace one of the same name."""
+        for each in self._together(state) if loaded else ():
+            self._lose_cache(each, WEIGHTS)
+        self._probe_soon(state)
 
     def moved(self, state: ReplicaState) -> None:
         """It has another address."""
@@ -244,6 +256,13 @@ class Prober:
             state.idle_limit_s = min(state.idle_limit_s, closed_after_s)
         await self._ask_engine(state, upstream)
 
+    async def ask_load(self, state: ReplicaState, upstream: UpstreamClient) -> None:
+        """Ask the replica's engine for its load, between two probes."""
+        try:
+            await self.ask_facts(state, upstream)
+        except Exception:  # as in `_keep_probing`
+            log.exception("probe failed", extra={"replica": state.name})
+
     async def request_models(self, url: str, upstream: UpstreamClient) -> ProbeResult:
         """Request the models at this URL. Changes nothing; `apply_probe` applies the result."""
         try:
@@ -287,8 +306,11 @@ class Prober:
             _warn_of_bounds(state.name, result)
         state.needs_key = keyed
         if result is not None and other:
+            replaced = _replaced(state.models, result)
             state.models = result
             self.set_bounds(state)
+            if replaced:
+                self._lose_cache(state, WEIGHTS, model=replaced)
         if changed:
             self._changed(state)
         self._set_up(state)
@@ -323,6 +345,7 @@ class Prober:
         self._changed(state)
         state.probes = 0
         state.facts = Facts()
+        state.places.forget()
         state.lacks.clear()
         self._metrics.replica_up.set((state.name,), 1)
         log.info("replica up", extra={"replica": state.name, **first_of("models", state.models, LOGGED_MODELS)})
@@ -348,28 +371,59 @@ class Prober:
     async def _ask_engine(self, state: ReplicaState, upstream: UpstreamClient) -> None:
         again = state.probes % RARELY == 0
         state.probes += 1
-        if not state.has_metrics and not again:
-            return
+        if state.has_metrics or again:
+            await self.ask_facts(state, upstream, inquire=again)
+
+    async def ask_facts(self, state: ReplicaState, upstream: UpstreamClient, *, inquire: bool = False) -> None:
+        """Ask the replica's engine for its facts. inquire: also for facts beyond its page of metrics."""
         timeout_s = self._health.timeout_s
         engine = named(state.member.engine)
+        ranks = self._ranks.get(server_of(state.member), ())
+        before = {each: self._router.ledger.of(each.name).inflight for each in (state, *ranks)}
         known = state.facts if state.member.rank is None else replace(state.facts, kv_tokens=None)  # of all ranks together
-        found = await facts_of(upstream, state.url, timeout_s, state.models, known, engine, inquire=again)
+        found = await facts_of(upstream, state.url, timeout_s, state.models, known, engine, inquire=inquire)
         facts, state.has_metrics = found
+        if not state.has_metrics:
+            before = state.facts
+            facts = replace(facts, asleep=before.asleep, restorable=before.restorable, version=before.version)
+        elif not facts.version:
+            facts = replace(facts, version=state.facts.version)
         if not (state.up and state in self._tasks):  # it may have gone down or left during the question
             return
         server = server_of(state.member)
         if state.member.rank is None:
             self._apply_facts(state, facts)
+            self._apply_load(state, before[state])
         if state.has_metrics:
             self._ranks_found(state, facts)
         for each in tuple(self._ranks.get(server, ())):
             each.has_metrics = state.has_metrics
             own = of_rank(facts, each.member)
             self._apply_facts(each, own if own.kv_tokens else replace(own, kv_tokens=each.facts.kv_tokens))
+            if each in before:
+                self._apply_load(each, before[each])
+
+    def _apply_load(self, state: ReplicaState, before: int) -> None:
+        """Apply the load that the replica's engine reports. before: requests of ours there when it was asked."""
+        if not state.has_metrics:
+            return
+        running, waiting, now = state.facts.running, state.facts.waiting, self._clock()
+        inflight = max(before, self._router.ledger.of(state.name).inflight)
+        if running is not None and waiting is not None:
+            self._router.reported(state.name, running, waiting, inflight, now)
+        state.places.learn(running, waiting, inflight, now)
+        self._reported(state)
 
     def _apply_facts(self, state: ReplicaState, facts: Facts) -> None:
         """Apply the facts that the replica's engine reports."""
-        engine, state.facts = state.engine, facts
+        engine, before, state.facts = state.engine, state.facts, facts
+        if facts.asleep != before.asleep:
+            self._changed(state)
+            log.info("replica sleeps" if facts.asleep else "replica is awake", extra={"replica": state.name})
+            if facts.asleep:
+                self._lose_cache(state, SLEEP)
+        if before.version and facts.version not in ("", before.version):
+            self._lose_cache(state, WEIGHTS, version=facts.version)
         self._show_load(state.name, facts.running, facts.waiting)
         other = state.engine is not engine
         if facts.capacity_tokens is not None and facts.capacity_tokens != state.engine_capacity_tokens:
@@ -388,6 +442,14 @@ class Prober:
             # Several processes may answer at one address, by turns; only a start later than all of theirs is a restart.
             state.started = max(facts.started, state.started or 0.0)
 
+    def _lose_cache(self, state: ReplicaState, sign: str, **about: str) -> None:
+        """The process goes on, but nothing that it has cached is of use."""
+        started = state.started
+        log.info("replica's cache is void", extra={"replica": state.name, "reason": sign, **about})
+        self._router.restarted(state.name)
+        self._cache_lost(state, sign)
+        state.started = started
+
     def _cache_lost(self, state: ReplicaState, sign: str) -> None:
         state.started = None
         if sign != ZERO_HITS:  # a cache that never works looks the same
@@ -397,6 +459,15 @@ class Prober:
     def _show_load(self, name: str, running: int | None, waiting: int | None) -> None:
         self._metrics.replica_engine_running.set((name,), running)
         self._metrics.replica_engine_waiting.set((name,), waiting)
+
+
+def _replaced(before: Models, now: Models) -> str:
+    """The first model that is loaded from elsewhere under the same name; "": none is."""
+    for name, entry in now.items():
+        known = before.get(name)
+        if known is not None and known.root and entry.root and known.root != entry.root:
+            return name
+    return ""
 
 
 def _zero_hint(state: ReplicaState) -> str:

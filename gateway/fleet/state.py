@@ -12,11 +12,13 @@ from gateway.fleet.breaker import CLOSED, Breaker
 from gateway.fleet.cache_reports import Overlap
 from gateway.fleet.engine_client import Models
 from gateway.fleet.engines import EngineProfile, Facts, named
-from gateway.fleet.membership import Member
+from gateway.fleet.membership import PREFILL, Member
+from gateway.fleet.places import Places
 from gateway.fleet.refusals import Refusals
 
 NOT_PROBED = "not probed yet"
 DRAINING = "draining"
+ASLEEP = "asleep"
 BETWEEN_PROCESSES = frozenset([REFUSED, LOADING])  # reasons of a failure that show that a process has ended, or just begun
 LACKS_S = 600.0  # after which a replica is asked again for a dialect that it lacked: it may have been upgraded
 LACKED_S = 10.0  # likewise, if no replica is known to speak the dialect
@@ -58,7 +60,8 @@ class ReplicaState:
     after this idle time. idle_limit_s: the shortest idle time after which it closed a connection without a restart. lacks: time
     at which it did not know the path of a dialect, by the dialect's name, or refused USAGE_WISH. findings: of the audit
     (docs/audit.md). miscounts_cached, miscounts_prompts: by these its cached tokens are not used, nor prompt tokens far above
-    the estimate. hung: it answers probes, and generates nothing: it gets new requests only if no other replica is left.
+    the estimate. places: how many requests its engine runs at once. hung: it answers probes, and generates nothing: it gets new
+    requests only if no other replica is left.
     """
 
     member: Member
@@ -90,6 +93,7 @@ class ReplicaState:
     findings: frozenset[str] = frozenset()
     miscounts_cached: bool = False
     miscounts_prompts: bool = False
+    places: Places = field(default_factory=Places)
     hung: bool = False
 
     @property
@@ -99,6 +103,11 @@ class ReplicaState:
     @property
     def url(self) -> str:
         return self.member.url
+
+    @property
+    def answers(self) -> bool:
+        """True if requests may be answered there: it does more than compute prompts for others."""
+        return self.member.role != PREFILL
 
     @property
     def engine(self) -> EngineProfile:
@@ -114,7 +123,7 @@ class ReplicaState:
     @property
     def live(self) -> bool:
         """True if it may get new requests."""
-        return self.up and not self.draining and not self.leaving
+        return self.up and not self.draining and not self.leaving and not self.facts.asleep
 
     @property
     def doubtful(self) -> bool:
@@ -132,7 +141,9 @@ class ReplicaState:
     @property
     def down_reason(self) -> str:
         """The reason why it is not live."""
-        return self.error if not self.up else DRAINING
+        if not self.up:
+            return self.error
+        return ASLEEP if self.facts.asleep and not self.draining else DRAINING
 
     def speaks(self, dialect: str, now: float) -> bool:
         """True if requests of this dialect, or with USAGE_WISH, are sent to it unchanged; else they are translated, or sent to

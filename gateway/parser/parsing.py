@@ -136,6 +136,7 @@ class Parsing:
         """
         if self.scans_at_once(body, client):
             return await self.turns.take(partial(cuts, body, names), client)
+        edits: Sequence[Edit]
         (edits,) = await self.process.run((wire.CUTS, tuple(names)), body, client)
         return edits
 

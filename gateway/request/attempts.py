@@ -27,6 +27,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Collection, Coroutine
+from functools import partial
 from typing import Any, Final, Protocol
 
 from gateway.dialects.events.first_event import FirstEvent
@@ -56,6 +57,7 @@ from router import Candidate
 
 log = logging.getLogger("warmroute.gateway")
 
+ADAPTER_PATHS: Final = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 MAX_REACHED: Final = 3  # number of times that a request is sent before its answer's first byte
 MAX_SENT: Final = 4  # number of times that it is sent in all, if broken streams are resumed
 MAX_HELD_ANSWER: Final = 1 << 20  # bytes; a plain answer up to this size is read completely before the client gets any of it
@@ -252,6 +254,9 @@ class Attempts:
         """The answer was good and has been sent completely."""
         if exchange.attempts.trial:
             trial, state = exchange.attempts.trial
+            path = exchange.record.path
+            if not exchange.dialect.strict and path in ADAPTER_PATHS:
+                self._fleet.adapters_changed(state, loaded=path == ADAPTER_PATHS[0])
             if trial.begun < self.lone.until:  # mostly no failure is remembered
                 self.lone.answered(client_hash(exchange.request), state.name, trial.begun)
 
@@ -440,7 +445,10 @@ class Attempts:
         sent = form.call(exchange, state, call)
         if state.lacks and exchange.wishes_usage and not state.speaks(USAGE_WISH, now):
             sent = _without_usage(exchange, sent)
-        answer = await self._send(exchange, state, sent, fresh=fresh)
+        if form is NATIVE:
+            answer = await self._send(exchange, state, sent, fresh=fresh)
+        else:
+            answer = await form.send(exchange, state, sent, partial(self._send, exchange, state, fresh=fresh))
         while form is not NATIVE and (other := await _instead(form, exchange, state, sent, answer)):
             sent = other
             answer = await self._send(exchange, state, sent, fresh=False)
@@ -466,7 +474,8 @@ class Attempts:
     def _send(
         self, exchange: Exchange, state: ReplicaState, call: ReplicaCall, *, fresh: bool
     ) -> Coroutine[Any, Any, ReplicaAnswer]:
-        spent_s = self._clock() - exchange.attempts.since if exchange.attempts.failed else 0.0
+        again = exchange.attempts.failed or exchange.prefilled is not None
+        spent_s = self._clock() - exchange.attempts.since if again else 0.0
         if state.member.rank is not None:
             return self._send_to_rank(exchange, state, state.member.rank, call, spent_s, fresh=fresh)
         return self._upstream.open(state.url, call, fresh=fresh, spent_s=spent_s)

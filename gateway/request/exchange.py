@@ -205,6 +205,22 @@ class PoolBinding:
         return f"<PoolBinding to {self.pool}>"
 
 
+class PrefilledPrompt:
+    """A prompt computed by another replica than the answering one. replica: its name. matched_tokens: cached there, by
+    the index. cached_tokens: cached there, as it has reported; None: the replica that answers knows and reports them.
+    """
+
+    __slots__ = ("cached_tokens", "matched_tokens", "replica")
+
+    def __init__(self, replica: str, matched_tokens: int, cached_tokens: int | None) -> None:
+        self.replica = replica
+        self.matched_tokens = matched_tokens
+        self.cached_tokens = cached_tokens
+
+    def __repr__(self) -> str:
+        return f"<PrefilledPrompt by {self.replica}, {self.cached_tokens} tokens cached>"
+
+
 class RewrittenRequest:
     """The request in another dialect, for all replicas that need it. answers: reads their answers."""
 
@@ -226,7 +242,8 @@ class Exchange:
     answer, or None. assembly: assembles the answer as a value, or None. head_lines: of features, for the head of the answer.
     binding: of a feature, to one pool, or None. ended_by: the error with which a feature has cancelled the request's task, or
     None. instead: of a feature that has cancelled the task to answer the request itself, or None. body_size: bytes of the body
-    when a replica was chosen, which is dropped before the answer ends.
+    when a replica was chosen, which is dropped before the answer ends. prefilled: set by a form if another replica has computed
+    the prompt, or None.
     """
 
     __slots__ = (
@@ -251,6 +268,7 @@ class Exchange:
         "parsed",
         "permit",
         "place",
+        "prefilled",
         "record",
         "request",
         "rewritten",
@@ -284,6 +302,7 @@ class Exchange:
         self.binding: PoolBinding | None = None
         self.ended_by: GatewayError | None = None
         self.instead: Callable[[Exchange], Awaitable[ClientReply]] | None = None
+        self.prefilled: PrefilledPrompt | None = None
         self._copied = False  # a changed copy of the body is charged
         self._judged: tuple[Usage, Usage | None] | None = None  # the usage as reported, and as far as it is believed
 
@@ -385,6 +404,9 @@ class Exchange:
             if possible is None:
                 return None
             usage = possible
+        if self.prefilled is not None:  # some engines count a prompt that they have taken over as cached
+            cached = self.prefilled.cached_tokens
+            return usage if cached is None else Usage(usage.prompt, usage.completion, min(cached, usage.prompt))
         if trial is not None and (not trial[1].engine.counts_cached or trial[1].findings):
             return self._audited(usage, trial[1])
         return usage

@@ -1,7 +1,7 @@
 """Forms of a request: the bytes sent to a replica, and the reader of its answer. Chosen once per attempt.
 
     extensions.forms, asked in turn ── the first form ──► prepare ──┐
-                                    └─ none: NATIVE ────────────────┴──► call ──► the replica ──► exchange.answers
+                                    └─ none: NATIVE ────────────────┴──► call ──► send ──► the replica ──► exchange.answers
                                                                           └── another call ◄── instead ──┘
 
 The native form is the client's own dialect, with the additions or removals that this replica's engine needs. A form that
@@ -12,7 +12,7 @@ A form is one object for all requests; the `Answers` that it sets belong to one 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from gateway.dialects.dialect import Answers, StreamReader
@@ -29,6 +29,9 @@ EVENTS_LINE: Final = b"Content-Type: text/event-stream\r\n"
 _BRACE: Final = 0x7B
 SHOWN: Final = 16  # bytes that show whether an answer consists of events
 _EVENTS: Final = re.compile(rb"(?:\xef\xbb\xbf)?+[\r\n]*+(?:data:|event:|:)")
+
+
+Sender = Callable[[ReplicaCall], Awaitable[ReplicaAnswer]]
 
 
 class Form:
@@ -65,6 +68,12 @@ class Form:
         if api.diagnosis and exchange.diagnoses:
             edits = edits + api.diagnosis.edits
         return edits
+
+    async def send(self, exchange: Exchange, replica: ReplicaState, call: ReplicaCall, sender: Sender) -> ReplicaAnswer:
+        """Send the call, made by `call`, to this replica, and await the head of its answer. Not for the native form. Raises
+        ReplicaFailure.
+        """
+        return await sender(call)
 
     async def instead(
         self, exchange: Exchange, replica: ReplicaState, call: ReplicaCall, answer: ReplicaAnswer

@@ -102,7 +102,8 @@ class Subject:
 
 
 class Placement:
-    """The placement of a request. failed_attempts: replica, reason and error of each. passed: earlier pools that could not
+    """The placement of a request. prefiller: the replica that has computed the prompt, if another one answers.
+    failed_attempts: replica, reason and error of each. passed: earlier pools that could not
     serve it; then pool is the last one. asked: the request was sent, or was to be sent, to a replica. queued_s: seconds in
     queues of pools. held_s: seconds of waiting for another request that computed its prefix.
     """
@@ -115,6 +116,7 @@ class Placement:
     passed: tuple[str, ...] = ()
     pool = ""
     predicted_cached_tokens = 0
+    prefiller = ""
     queued_s = 0.0
     reason = ""
     replica = ""

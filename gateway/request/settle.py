@@ -76,7 +76,7 @@ class CacheReports:
     def __call__(self, request: SettledRequest) -> None:
         placement, answer, usage = request.placement, request.answer, request.spent.usage
         if request.subject.metered and answer.answered == 200 and usage:
-            self._fleet.metered(placement.replica, placement.predicted_cached_tokens, usage.cached)
+            self._fleet.metered(placement.prefiller or placement.replica, placement.predicted_cached_tokens, usage.cached)
 
 
 class ConsumptionMeter:
@@ -102,7 +102,9 @@ class ConsumptionMeter:
         if answer.complete and not usage:
             self._metrics.unmetered.add((label, subject.endpoint))
         if subject.metered:
-            self._metrics.predicted_cached.add((label, placement.replica), placement.predicted_cached_tokens)
+            self._metrics.predicted_cached.add(
+                (label, placement.prefiller or placement.replica), placement.predicted_cached_tokens
+            )
             self._metrics.available_cached.add((label,), booking.decision.available_tokens)
 
 

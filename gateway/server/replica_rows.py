@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway.cluster.commands import LocalControl
+from gateway.fleet.places import MOST
 from gateway.fleet.state import ReplicaState
 
 
@@ -38,6 +39,7 @@ class ReplicaRows:
             "up": state.up,
             "draining": state.draining,
             "leaving": state.leaving,
+            "asleep": state.facts.asleep,
             "weight": state.member.weight,
             "error": state.error,
             "hung": state.hung,
@@ -50,6 +52,7 @@ class ReplicaRows:
             "engine": state.engine.name,
             "engine_running": state.facts.running,
             "engine_waiting": state.facts.waiting,
+            "places": state.places.value if state.places.value < MOST else None,
             "engine_kv_tokens": state.facts.kv_tokens,
             "capacity_tokens": state.capacity_tokens,
             "learned_capacity_tokens": self._router.learned_capacity(state.name),

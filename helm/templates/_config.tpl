@@ -41,7 +41,7 @@
 {{- if not .Values.existingConfigMap.name -}}
 {{- $config = include "warmroute.config" . | fromYaml -}}
 {{- end -}}
-{{- $fixed := pick $config "admin_listen" "ui" "workers" "state" "ledger" "keys" "prompt_log" "sharing" "snapshot" "log_level" "log_format" -}}
+{{- $fixed := pick $config "admin_listen" "ui" "workers" "state" "ledger" "keys" "prompt_log" "sharing" "snapshot" "log_level" "log_format" "kv_events" -}}
 {{- $routing := pick (default (dict) $config.routing) "block_bytes" "compare" -}}
 {{- $tracing := pick (default (dict) $config.tracing) "endpoint" "service" -}}
 {{- $workflows := pick (default (dict) $config.workflows) "enabled" "directory" -}}

@@ -113,7 +113,8 @@ class OutputOptions:
 class GenerationRequest:
     """A checked request body: `n` answers to each prompt. `needs_scores`: sent fields that only an engine with token scores can
     apply. `bad_words` become tokens of `sampling` when it is prepared. `limit_field`, `format_field`: sources of `max_tokens`
-    and of the grammar of `sampling`, for errors. `repeated`: characters of the request that its encoder repeats.
+    and of the grammar of `sampling`, for errors. `repeated`: characters of the request that its encoder repeats. `transfer`:
+    its fields about another replica that computes or takes its prompt (`transfer.py`).
     """
 
     prompts: list[RequestPrompt]
@@ -131,6 +132,7 @@ class GenerationRequest:
     limit_field: str = "max_tokens"
     format_field: str = "response_format"
     repeated: int = 0
+    transfer: Any = None
 
     def prepared(self) -> Self:
         """The part that is needed after the engine's requests were made: without prompts, and other values in these."""

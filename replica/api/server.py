@@ -22,7 +22,7 @@ from replica.api.admission import AdmissionQueue, AdmissionReservation, BodyBudg
 from replica.api.bodies import LONG_BODY, BodyReader, Preparers
 from replica.api.completions.requests import parse, parse_detokenize, parse_tokenize
 from replica.api.errors import api_headers, errors, name_of
-from replica.api.generation import AnswerContext, GenerationRequest
+from replica.api.generation import AnswerContext, Encoder, GenerationRequest
 from replica.api.messages.requests import parse_count as parse_messages_count
 from replica.api.messages.requests import parse_messages
 from replica.api.metrics import MetricsRecorder, ReplicaMetrics
@@ -33,6 +33,7 @@ from replica.api.responses.requests import no_such_response, parse_responses
 from replica.api.responses.requests import parse_count as parse_responses_count
 from replica.api.stats import MINUTE_S, Stats
 from replica.api.stream import ClientStream, sending, stream
+from replica.api.transfer import Computed, KvTransfers, TransferConfig
 from replica.api.validation import ApiError, check_model
 from replica.engine import Engine, counted
 from replica.output.generation import Choices, Delta, Generation, TextOptions
@@ -49,7 +50,8 @@ class ServerConfig:
     """`max_queue`: the largest number of requests that wait for the engine. `coalesce_s`: how long a stream's text is collected
     before it is sent, except for the first. A client that takes nothing of a stream for `send_timeout_s`, or not all of another
     answer, is disconnected; a request whose body has not arrived within `body_timeout_s` is refused. `events`: the endpoints of
-    the KV events of each rank, empty without KV events.
+    the KV events of each rank, empty without KV events. `transfers`: of a replica that computes prompts for others, or takes
+    them over.
     """
 
     max_body_bytes: int = 16 * 1024 * 1024
@@ -59,6 +61,7 @@ class ServerConfig:
     body_timeout_s: float = 60.0
     trust_templates: bool = False
     events: Sequence[Mapping[str, object]] = ()
+    transfers: TransferConfig | None = None
 
 
 def create_app(
@@ -91,10 +94,15 @@ def create_app(
         ]
     )
 
+    if server.transfers is not None:
+        app.add_routes(server.transfers.routes)
+
     async def engine_lifetime(_: web.Application) -> AsyncIterator[None]:
         await ranks.start()
         yield
         server.close()
+        if server.transfers is not None:
+            await server.transfers.close()
         await ranks.close()
 
     app.cleanup_ctx.append(engine_lifetime)
@@ -115,6 +123,7 @@ class Server:
         self.budget = BodyBudget(BODIES_TOGETHER * config.max_body_bytes, LONG_BODY, self._answers_per_second)
         self._bodies = BodyReader(self._preparers, self.budget, config.body_timeout_s)
         self._generating = 0
+        self.transfers = KvTransfers(config.transfers, self._engine.info.block_size) if config.transfers else None
 
     def close(self) -> None:
         self._bodies.close()
@@ -233,6 +242,8 @@ class Server:
         named = http.headers.get(HEADER)
         if named is not None:
             self._ranks.choose(named)  # a rank that does not exist is refused before the body is read
+        if self.transfers is not None:
+            read = self.transfers.reading(read)
         async with self._bodies.read(http, lambda raw: read(raw, self._model)) as body:
             request = body.take()
             self._check_alive()
@@ -245,6 +256,9 @@ class Server:
                 prepared = await self._preparers.run(slow, partial(prepare, self._engine, request))
                 self._stats.phase("tokenise", _now() - tokenising, _now())
                 request = request.prepared()
+                if request.transfer is not None and self.transfers is not None:
+                    requests = await self.transfers.begin(request.transfer, prepared.requests)
+                    prepared = replace(prepared, requests=requests)
                 body.dropped(prepared.size + request.repeated)
                 self._check_alive()
                 return await self._answer(_AdmittedRequest(http, request, prepared, reservation, began))
@@ -263,11 +277,10 @@ class Server:
         choices = Choices(lambda index: self._begin(admitted, index), len(admitted.prepared.requests), request.n)
         client = ClientStream(admitted.http, headers, self._stats, self._config.send_timeout_s)
         try:
-            if request.output.stream:
-                return await stream(choices, encoder, client)
-            answers = await _whole(choices, ids=request.output.token_ids)
-            body = await self._preparers.run(_is_long(admitted, answers), lambda: encoder.whole(answers, choices.usage()))
-            return web.Response(body=body, content_type="application/json", headers=headers)
+            if request.transfer is not None and self.transfers is not None:
+                async with self.transfers.computing(request.transfer) as computed:
+                    return await self._written(admitted, choices, encoder, client, computed)
+            return await self._written(admitted, choices, encoder, client)
         except ConnectionError:
             raise
         except Exception:
@@ -276,6 +289,32 @@ class Server:
         finally:
             choices.close()
             client.close()
+
+    async def _written(
+        self,
+        admitted: "_AdmittedRequest",
+        choices: Choices,
+        encoder: Encoder,
+        client: ClientStream,
+        computed: Computed = lambda _tokens, _cached: None,
+    ) -> web.StreamResponse:
+        """The answer, written as a stream or as a whole. `computed`: called once there is a token."""
+        request = admitted.request
+        if request.output.stream:
+            response = await stream(choices, encoder, client)
+            usage = choices.usage()
+            computed(usage.prompt_tokens, usage.cached_tokens or 0)
+            return response
+        answers = await _whole(choices, ids=request.output.token_ids)
+        usage = choices.usage()
+        computed(usage.prompt_tokens, usage.cached_tokens or 0)
+        body = await self._preparers.run(_is_long(admitted, answers), lambda: encoder.whole(answers, usage))
+        if request.transfer is not None and self.transfers is not None:
+            cached = usage.cached_tokens or 0
+            body = self.transfers.answered(
+                request.transfer, admitted.http, name_of(admitted.http), body, usage.prompt_tokens, cached
+            )
+        return web.Response(body=body, content_type="application/json", headers=_headers(admitted, self._engine.info.scores))
 
     def _begin(self, admitted: "_AdmittedRequest", index: int) -> Generation:
         request, (prompt, nth) = admitted.request, divmod(index, admitted.request.n)

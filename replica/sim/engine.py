@@ -234,8 +234,8 @@ class SimEngine:
         answer, now, fault = Answer(task, request), self._now(), next(self._faults)
         job = _Job(sequence, task, answer, now, fault.fails_after(answer.least), ERROR if fault.fails else BREAK)
         self._jobs[sequence] = job
-        if fault.delay_s:
-            self._late[job] = self._call_at(now + fault.delay_s / self._config.speed, self._arrived, job)
+        if late_s := fault.delay_s + request.transfer_s:
+            self._late[job] = self._call_at(now + late_s / self._config.speed, self._arrived, job)
         else:
             self._enqueue(job)
         return sequence
@@ -344,6 +344,9 @@ class SimEngine:
         self._waiting.popleft()
         job.sequence.queued_s = when - job.queued_at
         job.computed = job.sequence.cached_tokens = job.lease.shared * size
+        if request.taken_over:  # the last token of a prompt is always computed; taken ones count as cached, as in vLLM
+            job.computed = max(job.computed, min(request.taken_over, len(request.prompt) - 1))
+            job.sequence.cached_tokens = job.computed if request.taken_cached is None else request.taken_cached
         self._prefilling[job] = None
         return job
 

@@ -8,7 +8,8 @@
             + decode_r + start_r
 
 booked_r: uncached prompt tokens of requests on r before their first token, by this router's own count, less the estimated
-progress of the running prefill: the queue in front of this request. uncached_r: prompt tokens that r would have to compute.
+progress of the running prefill, and the ones of others by its engine's reports (`learning/foreign.py`): the queue in
+front of this request. uncached_r: prompt tokens that r would have to compute.
 
 The second line is the delay of later requests on r, which arrive at returns_r per second: a conversation that r has just
 answered returns to r with its next turn. A request that arrives while the queue is served waits for all of this request's work,
@@ -51,7 +52,7 @@ def cost(
     uncached: int,
     duplicate: int,
     evicted: float,
-    decoding: int,
+    decoding: float,
     prefill_rate: float,
     return_rate: float,
 ) -> Cost:

@@ -17,7 +17,7 @@ from typing import Final
 from router.index.blocks import shared_blocks
 from router.index.trie import RadixTrie
 from router.learning.sessions import COINCIDENCE_BLOCKS, Session, Sessions
-from router.learning.shares import Shares
+from router.learning.shares import CacheShares
 from router.load import BookingLedger, ReplicaLoad
 from router.pricing.cost import DECODE_TOKENS, DUPLICATE_WEIGHT, cost, discounted, reuse_chance, starting
 from router.pricing.replication import Rents
@@ -71,7 +71,7 @@ class Quotes:
         units_per_token: float,
         replicas: Collection[str],
         now: float,
-        shares: Shares | None = None,
+        shares: CacheShares | None = None,
     ) -> None:
         self._trie = trie
         self._ledger = ledger
@@ -173,15 +173,23 @@ class Quotes:
     def price(self, name: str, load: ReplicaLoad, blocks: int, uncached: int) -> Cost:
         """The cost on a replica (its load advanced) that holds `blocks` of the prompt and would compute `uncached` tokens."""
         now, beyond = self.now, uncached - self.least
+        booked, decoding, after = load.remaining_tokens(now) if load.first else 0, float(load.decoding), 0
+        if load.line:
+            booked, after = load.before(uncached, now)
+        if load.foreign is not None:
+            booked += load.foreign.tokens(now, load.rate.value)
+            decoding += load.foreign.running(now)
         full = cost(
-            booked=load.remaining_tokens(now) if load.first else 0,
+            booked=booked,
             uncached=uncached,
             duplicate=beyond if beyond > 0 else 0,
             evicted=self._evicted(name, blocks, uncached) if self._lifetime_s else 0.0,
-            decoding=load.decoding,
+            decoding=decoding,
             prefill_rate=load.rate.value,
             return_rate=load.return_rate(now, self._gap_s) if uncached else 0.0,
         )
+        if after:
+            full = full._replace(others_s=full.others_s + after * full.prefill_s)
         if self._starting and name in self._starting and not (blocks and blocks == self.longest) and name not in self._expected:
             full = full._replace(start_s=starting(full.prefill_s, now - self._starting[name]))
         return discounted(full, self._rent) if self._rent and blocks < self.longest else full
@@ -223,8 +231,9 @@ class Quotes:
             dear = floor > bound_s * load.rate.value
             if dear and (idle or blocks == longest):
                 continue
-            if head := load.advance(now) if load.first else None:
-                floor += load.booked_tokens - head.uncached_tokens
+            ahead = load.least_before(now) if load.first is not None or load.foreign is not None else None
+            if ahead is not None:
+                floor += ahead
             elif blocks < longest:
                 idle = True
             if dear or floor > bound_s * load.rate.value or (best and name == first):

@@ -5,7 +5,8 @@ A replica prefills its queue one prompt after the other (first come, first serve
 evicts the least recently used leaves first. The cache is looked up when a prefill begins, as in engines; the router gets the
 result only with the complete answer. With `apart` it is looked up when the request arrives, and stores a prompt once it is
 prefilled: prompts that arrive together share nothing in flight. Then requests wait for their leads, as in the gateway
-(`router/leading.py`), if the router knows it.
+(`router/leading.py`), if the router knows it. With `reports_s` the engines report their load. Foreign requests come from
+others, not through the router.
 
 It uses the production `Router`, which predicts, learns and expires as in the gateway. The two bounds share one cache and one
 queue between all replicas.
@@ -43,6 +44,9 @@ class FleetSpec:
     learned_rate: float = 0.0  # the prefill rate that the router knows at the start; 0: none
     apart: bool = False  # the engines do not share prefixes in flight
     waits: bool = True  # the router knows that, and requests wait for their leads
+    prefillers: int = 0  # of the replicas, how many only compute prompts for the others (`split.py`)
+    transfer_rate: float = 100_000.0  # tokens per second, from a prefiller
+    reports_s: float = 0.0  # between two reports of the engines' load; 0: they report none
     latency_s: float = 0.0  # of every first token, in addition to the replica's work: network, gateway, an engine's fixed costs
 
     @property
@@ -57,11 +61,15 @@ class ServedRequest:
     request: SimulatedRequest
     arrived: float
     handle: Any = None
+    foreign: bool = False
     replica: int = -1
     cached_tokens: int = 0
     first_token: float = 0.0
     finished: float = 0.0
 
+
+Foreign = tuple[float, int, SimulatedRequest]
+"""Time of arrival, a replica's number, and a request of others."""
 
 Held = tuple[int, SimulatedRequest]
 """A replica's number (modulo their count), and a request that it has computed before the run."""
@@ -75,6 +83,8 @@ class RequestPlacement(Protocol):
     def first_token(self, handle: Any, now: float) -> None: ...
 
     def finished(self, handle: Any, outcome: Outcome, now: float) -> None: ...
+
+    def reported(self, replica: int, running: int, waiting: int, now: float) -> None: ...
 
 
 @dataclass(slots=True)
@@ -107,6 +117,10 @@ class Cache:
         """End of a request: its blocks were in use until now, and its answer's blocks are stored, as far as they are known."""
         self._reserve(-request.running_tokens)
         self.trie.insert("", request.kept, now, weight=_weight(request))
+
+    def drop(self, request: SimulatedRequest) -> None:
+        """End of a request that generates nothing here."""
+        self._reserve(-request.running_tokens)
 
     def hold(self, request: SimulatedRequest) -> None:
         """Store a request that was computed before the run."""
@@ -158,8 +172,9 @@ class Simulation:
         *,
         shared: bool = False,
         held: Iterable[Held] = (),
+        foreign: Iterable[Foreign] = (),
     ) -> None:
-        """held: the replicas' caches at the start."""
+        """held: the replicas' caches at the start. foreign: requests of others, in order of arrival."""
         self._source = source
         self._placement = placement
         self._shared = shared
@@ -176,11 +191,16 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[..., None], Any]] = []
         self._order = itertools.count()
         self._done: list[ServedRequest] = []
+        self._foreign = iter(foreign)
+        self._reports_s = spec.reports_s
+        if self._reports_s:
+            self._at(0.0, self._report, None)
+        self._foreign_comes(None, 0.0)
 
     def run(self) -> Iterator[ServedRequest]:
         known = self._source.begin()
         coming = next(known, None)
-        while self._events or coming:
+        while coming or len(self._events) > (self._reports_s > 0):
             if coming and (not self._events or coming[0] <= self._events[0][0]):
                 self._now = coming[0]
                 self._arrive(coming[1], self._now)
@@ -208,6 +228,19 @@ class Simulation:
         else:
             self._send(served, now)
 
+    def _foreign_comes(self, served: ServedRequest | None, now: float) -> None:
+        """A request of others arrives; the next one is known then."""
+        if served is not None:
+            self._send(served, now)
+        if following := next(self._foreign, None):
+            at, number, request = following
+            self._at(at, self._foreign_comes, ServedRequest(request, at, foreign=True, replica=number))
+
+    def _report(self, _: None, now: float) -> None:
+        for replica in self._replicas:
+            self._placement.reported(replica.number, replica.running, len(replica.queue), now)
+        self._at(now + self._reports_s, self._report, None)
+
     def _release(self, served: ServedRequest, now: float) -> None:
         """The lead has its first token, or the time is up. Idempotent."""
         if served.handle.lead is not None:
@@ -234,9 +267,13 @@ class Simulation:
             served.cached_tokens = replica.cache.take(served.request, now)
         replica.prefilling = True
         replica.running += 1
-        seconds = (served.request.tokens - served.cached_tokens) / replica.prefill_rate
+        seconds = self._seconds(served, replica.prefill_rate)
         replica.busy_s += seconds
         self._at(now + seconds, self._prefilled, served)
+
+    def _seconds(self, served: ServedRequest, rate: float) -> float:
+        """The duration of a prefill."""
+        return (served.request.tokens - served.cached_tokens) / rate
 
     def _prefilled(self, served: ServedRequest, now: float) -> None:
         replica = self._replicas[served.replica]
@@ -244,7 +281,8 @@ class Simulation:
         if self._apart:
             replica.cache.store(served.request, now)
         served.first_token = now + self._latency_s
-        self._placement.first_token(served.handle, now)
+        if not served.foreign:
+            self._placement.first_token(served.handle, now)
         self._at(now + served.request.output_tokens / replica.decode_rate, self._finished, served)
         self._start(replica, now)
 
@@ -253,11 +291,15 @@ class Simulation:
         replica.running -= 1
         replica.cache.release(served.request, now)
         served.finished = now
-        self._placement.finished(served.handle, Outcome(True, served.request.tokens, served.cached_tokens), now)
-        self._done.append(served)
-        if following := self._source.after(served.request, now):
-            self._at(following[0], self._arrive, following[1])
+        if not served.foreign:
+            self._placement.finished(served.handle, self._outcome(served), now)
+            self._done.append(served)
+            if following := self._source.after(served.request, now):
+                self._at(following[0], self._arrive, following[1])
         self._start(replica, now)  # also with a shared queue: while it is not empty, no other replica is free
+
+    def _outcome(self, served: ServedRequest) -> Outcome:
+        return Outcome(True, served.request.tokens, served.cached_tokens)
 
 
 # -- placements and results
@@ -286,6 +328,10 @@ class RouterPlacement:
     def finished(self, handle: Booking, outcome: Outcome, now: float) -> None:
         handle.close(outcome, now)
 
+    def reported(self, replica: int, running: int, waiting: int, now: float) -> None:
+        name = self._names[replica]
+        self.router.reported(name, running, waiting, self.router.ledger.of(name).inflight, now)
+
 
 def remember(router: Router, spec: FleetSpec, held: Iterable[Held]) -> None:
     """Tells a router the requests that replicas have computed before the run, as if it had routed them."""
@@ -309,6 +355,9 @@ class SharedQueue:
         """Nothing to learn."""
 
     def finished(self, handle: None, outcome: Outcome, now: float) -> None:
+        """Nothing to learn."""
+
+    def reported(self, replica: int, running: int, waiting: int, now: float) -> None:
         """Nothing to learn."""
 
 

@@ -82,6 +82,11 @@ class Gateways:
         gateway.placement.finished(booking, outcome, now)
         self._publish(gateway, now)
 
+    def reported(self, replica: int, running: int, waiting: int, now: float) -> None:
+        for gateway in self._gateways:
+            self._follow(gateway, now)
+            gateway.placement.reported(replica, running, waiting, now)
+
     def _publish(self, gateway: _Gateway, now: float) -> None:
         journal = gateway.placement.router.journal
         if journal and (events := journal.take()):

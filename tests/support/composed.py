@@ -32,6 +32,7 @@ EVENTS = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\ndata: [DO
 POOLS = {"pools": [{"replicas": ["http://replica.memory:1"]}]}
 SECTIONS = {
     "adoption": {"limits": {"adopt_s": 1}},
+    "disaggregation": {"disaggregation": {"local_tokens": 1}},
     "discovery": {"discovery": [{"file": "replicas.yaml"}]},
     "keys": {"keys": {"url": "sqlite"}},
     "kv_events": {"kv_events": {"follow": True}},
@@ -42,6 +43,7 @@ SECTIONS = {
     "sharing": {"sharing": {"url": "redis://h"}},
     "snapshots": {"snapshot": {"file": "auto"}},
     "tracing": {"tracing": {"sample": 1}},
+    "waking": {"health": {"wake": True}},
     "workers": {"workers": 2},
     "workflows": {"workflows": {"max_calls": 2}},
 }

@@ -78,7 +78,14 @@ class Auditor:
         if attempts.failed and record.subject.metered:  # it may have moved to another replica
             self._sent.send(name, booking.prompt.keys)
         sent = _SENT.get(record)
-        if sent is None or sent[0] != name or delivered.resumed or delivered.status != 200 or not record.answer.complete:
+        if (
+            sent is None
+            or sent[0] != name
+            or exchange.prefilled is not None
+            or delivered.resumed
+            or delivered.status != 200
+            or not record.answer.complete
+        ):
             return
         state = self._fleet.named(name)
         if state is None:

@@ -145,7 +145,7 @@ class Deadlines:
 
     def _leave_queue(self, exchange: Exchange, task: asyncio.Task[object]) -> None:
         """The time in the queue is over."""
-        if exchange.place is not None:
+        if exchange.place is not None and not exchange.place.hurry():
             text = f"The request has waited for a replica for longer than {QUEUE_HEADER} allows. Retry."
             _end(exchange, GatewayError(429, QUEUE_TIMEOUT, text, retry_after_s=1), task)
 

@@ -63,9 +63,10 @@ def _waited_and_noted(request: SettledRequest) -> dict[str, Any]:
     """Fields that few requests have."""
     waited = {"queued_s": _microseconds(request.placement.queued_s)} if request.placement.queued_s else {}
     held = {"held_s": _microseconds(request.placement.held_s)} if request.placement.held_s else {}
+    prefilled = {"prefiller": request.placement.prefiller} if request.placement.prefiller else {}
     sent = {"sent_id": request.sent_id} if request.sent_id else {}
     pulses = {"pulses": request.answer.pulses} if request.answer.pulses else {}
-    return {**sent, **waited, **held, **pulses, **(request.fields or {})}
+    return {**sent, **waited, **held, **prefilled, **pulses, **(request.fields or {})}
 
 
 def _line(request: SettledRequest) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class EndPhase:
             record.status, record.error = delivered.status, reported.message
 
     def withdraw(self, exchange: Exchange) -> None:
-        """The request needs no replica any more, before it has an answer: releases its slot and its booking, and forgets them."""
+        """Before an answer: the request needs no replica any more. Releases its slot and its booking, and forgets them."""
         exchange.leave_queue()
         if exchange.booked:
             self._attempts.drop_next_target(exchange)
@@ -85,8 +85,13 @@ class EndPhase:
 
     def settle(self, exchange: Exchange, task: asyncio.Task[object]) -> None:
         """Release the request's resources, complete the record, and give it to the observers."""
+        try:
+            self._settle(exchange, task)
+        finally:
+            exchange.leave_queue()  # when its booking is closed, so that the next request finds a free place
+
+    def _settle(self, exchange: Exchange, task: asyncio.Task[object]) -> None:
         record = exchange.record
-        exchange.leave_queue()
         self._running.leave(task)
         if exchange.parsed:
             exchange.api.drop()
@@ -114,6 +119,9 @@ def _complete(record: SettledRequest, exchange: Exchange) -> None:
     chosen, attempts, delivered = exchange.booking.chosen, exchange.attempts, exchange.delivered
     placement.pool, placement.replica = placement.pool or exchange.target.pool, chosen.replica  # a fallback has set its pool
     placement.predicted_cached_tokens = chosen.matched_tokens
+    if (prefilled := exchange.prefilled) is not None:
+        placement.prefiller, placement.predicted_cached_tokens = prefilled.replica, prefilled.matched_tokens
+        record.subject.countable = False  # the counts of cached tokens are not about the replica of the booking
     placement.available_cached_tokens = exchange.booking.decision.available_tokens
     placement.failed_attempts = attempts.failed
     placement.asked = placement.asked or attempts.asked

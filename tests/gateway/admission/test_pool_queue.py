@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from gateway.admission.fair_queue import FairQueue, ReleaseRate, Waiter
-from gateway.admission.pool_queue import MAX_PLACE, REASONS, Admission, Permit, Place, priority_of
+from gateway.admission.pool_queue import MAX_PLACE, REASONS, Admission, Permit, Place, PlaceGate, priority_of
 from gateway.errors import GatewayError
 from tests.gateway.conftest import eventually
 from tests.support.machines import STEPS, CountedMachine, steps_of
@@ -251,6 +251,108 @@ async def test_a_place_far_behind_is_not_counted() -> None:
     for task in (*others[1:], waits):
         task.cancel()
     await asyncio.gather(*others, waits, return_exceptions=True)
+
+
+class Gate(PlaceGate):
+    """So many places. booked: requests that are at replicas. crowded: how often requests began to wait."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.booked = self.crowded = 0
+
+    def free(self, granted: int) -> bool:
+        return self.total - self.booked > granted
+
+    def crowds(self) -> None:
+        self.crowded += 1
+
+
+def gated(total: int, **bounds: Any) -> tuple[Admission, Gate]:
+    pool, gate = Admission(**{"max_inflight": 9, "max_queue": 9, "queue_s": 3600, **bounds}), Gate(total)
+    pool.set_gate(gate)
+    return pool, gate
+
+
+async def test_a_request_waits_for_a_place_though_slots_are_free() -> None:
+    pool, gate = gated(1)
+    held, gate.booked = await pool.wait("a", 0), 1
+    low, high = (asyncio.create_task(pool.wait("a", priority)) for priority in (0, 5))
+    await eventually(lambda: pool.waiting == 2)
+    assert pool.crowded
+    assert gate.crowded == 1
+    gate.booked = 0
+    held.release()
+    await eventually(lambda: pool.waiting == 1)
+    await eventually(high.done)
+    gate.booked, gate.total = 1, 2
+    pool.set_gate(gate)  # an engine shows that it runs more
+    (await low).release()
+    (await high).release()
+    assert (pool.inflight, pool.waiting, pool.crowded) == (0, 0, False)
+    pool.check()
+
+
+async def test_a_place_that_is_granted_counts_until_its_request_is_booked() -> None:
+    pool, gate = gated(2)
+    gate.booked = 2
+    held = [await pool.wait("a", 0) for _ in range(2)]
+    waiting = [asyncio.create_task(pool.wait("a", 0)) for _ in range(3)]
+    await eventually(lambda: pool.waiting == 3)
+    gate.booked = 1
+    held[0].release()
+    assert pool.waiting == 2
+    pool.set_gate(gate)
+    assert pool.waiting == 2, "the one place is granted"
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    held[1].release()
+    assert (pool.inflight, pool.waiting) == (0, 0)
+    pool.check()
+
+
+async def test_want_of_a_place_refuses_nobody() -> None:
+    pool, gate = gated(1, max_queue=2)
+    gate.booked = 1
+    permits = [await pool.wait("a", 0)]
+    place = Place()
+    waiting = [asyncio.create_task(pool.wait("a", 0, place if first else None)) for first in (True, False)]
+    await eventually(lambda: pool.waiting == 2)
+    permits.append(await pool.wait("a", 0))  # the queue is full
+    assert not place.refuse_if_hopeless()
+    assert place.hurry()
+    permits.append(await waiting[0])
+    pool.resize(max_inflight=9, max_queue=0, queue_s=3600)
+    permits.append(await waiting[1])
+    assert pool.inflight == len(permits) == 4
+    assert pool.expected_s is None
+    assert not pool.refuses
+    assert not any(pool.refused.values())
+    for permit in permits:
+        permit.release()
+
+
+async def test_the_end_of_a_wait_for_a_place_sends_the_request() -> None:
+    pool, gate = gated(1, queue_s=0.001)
+    gate.booked = 1
+    held = await pool.wait("a", 0)
+    (await pool.wait("a", 0)).release()
+    assert not any(pool.refused.values())
+    held.release()
+
+
+async def test_a_full_pool_refuses_as_before() -> None:
+    pool, gate = gated(1, max_inflight=1)
+    gate.booked, place = 1, Place()
+    held = await pool.wait("a", 0)
+    waits = asyncio.create_task(pool.wait("a", 0, place))
+    await eventually(lambda: pool.waiting == 1)
+    assert not pool.crowded
+    assert not place.hurry()
+    pool.resize(max_inflight=1, max_queue=0, queue_s=3600)
+    with pytest.raises(GatewayError, match="overloaded"):
+        await waits
+    held.release()
 
 
 def test_the_pace_is_that_of_full_times_and_forgets() -> None:

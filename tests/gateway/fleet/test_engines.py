@@ -90,6 +90,18 @@ def test_vllm_with_several_ranks_has_the_sum_of_their_caches() -> None:
     assert facts(ranks + info("2", num_gpu_blocks="None"), "vllm").kv_tokens is None, "a sum with a gap is no size"
 
 
+def test_requests_that_wait_for_a_transfer_are_no_queue_of_vllms() -> None:
+    page = b'vllm:num_requests_waiting{engine="0"} 9\n'
+    kinds = [
+        b'vllm:num_requests_waiting_by_reason{engine="0",reason="%b"} %d\n' % kind
+        for kind in ((b"capacity", 2), (b"deferred", 7))
+    ]
+    assert facts(page, "vllm").waiting == 9
+    assert facts(page + b"".join(kinds), "vllm").waiting == 2
+    absurd = b'vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"} 10\n'
+    assert facts(page + absurd, "vllm").waiting == 9
+
+
 def test_whether_prefix_caching_is_on_is_known_where_all_ranks_agree() -> None:
     on, off = info("0", enable_prefix_caching=True), info("1", enable_prefix_caching=False)
     assert [facts(page, "vllm").caching for page in (on, off, on + off, info())] == [True, False, None, None]

@@ -46,6 +46,7 @@ class Scripted:
         self.numbers = list(numbers)
         self.received: list[tuple[str, SimulatedRequest, float]] = []
         self.outcomes: list[Outcome] = []
+        self.reports: list[tuple[int, int, int, float]] = []
 
     def place(self, request: SimulatedRequest, now: float) -> tuple[int, SimulatedRequest]:
         return self.numbers.pop(0) if self.numbers else 0, request
@@ -56,6 +57,9 @@ class Scripted:
     def finished(self, handle: SimulatedRequest, outcome: Outcome, now: float) -> None:
         self.received.append(("end", handle, now))
         self.outcomes.append(outcome)
+
+    def reported(self, replica: int, running: int, waiting: int, now: float) -> None:
+        self.reports.append((replica, running, waiting, now))
 
 
 def router_of(policy: str = "cost", number: int = 0, ttl_s: float = 600.0) -> Router:

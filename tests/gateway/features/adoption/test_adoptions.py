@@ -28,6 +28,7 @@ from gateway.features.runs.event_log import Logs
 from gateway.features.runs.places import RunPlaces
 from gateway.request.exchange import Exchange
 from gateway.request.record import new_record
+from gateway.server.http.request import HttpRequest
 from gateway.upstream.client import PausableSource
 from router import Router
 from tests.gateway.conftest import Running, eventually, running
@@ -567,6 +568,30 @@ async def test_a_request_that_comes_before_its_client_has_left_gets_the_older_ge
         assert (first_line["status"], line["status"], line["adopted"]) == (200, 200, "first")
         assert (line["replica"], line["reason"], line["completion_tokens"]) == ("", "", None)
         assert await abandoned(run) == {"adopted": 1}
+        await eventually(lambda: nothing_is_held(run))
+
+
+async def test_two_that_leave_at_once_are_both_handed_over() -> None:
+    """The younger one first: the older one must not end it in favour of itself."""
+    go = asyncio.Event()
+    async with FakeReplica([once(go, answers())]) as replica, patient(replica) as run:
+        data = sent(CHAT, body_of(CHAT, stream=False))
+        async with dial(run) as (_, oldest), dial(run) as (_, second):
+            for number, writer in enumerate((oldest, second)):
+                writer.write(data)
+                await eventually(lambda n=number: len(replica.requests) == n + 1)
+            clients = [asyncio.create_task(gets(run, data)) for _ in range(2)]
+            await eventually(lambda: len(replica.requests) == 4)
+            first, other = sorted(run.gateway.running.exchanges, key=lambda exchange: exchange.record.begun)[:2]
+            for exchange in (other, first):  # in one turn of the loop
+                assert isinstance(exchange.request, HttpRequest)
+                transport = exchange.request.connection.transport
+                assert transport is not None
+                transport.abort()
+        await eventually(lambda: replica.gone == 2)
+        go.set()
+        assert [(await each)[0] for each in clients] == [200, 200]
+        assert await abandoned(run) == {"adopted": 2}
         await eventually(lambda: nothing_is_held(run))
 
 

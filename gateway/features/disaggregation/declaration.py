@@ -1,0 +1,13 @@
+"""Disaggregated prefill and decode."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.features.declaring import Feature
+from gateway.features.disaggregation.metrics import DisaggregationMetrics
+from gateway.features.disaggregation.section import DISAGGREGATION
+
+FEATURE: Final = Feature(
+    wanted=lambda config: any(pool.decode for pool in config.pools), section=DISAGGREGATION, metrics=DisaggregationMetrics
+)

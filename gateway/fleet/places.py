@@ -1,0 +1,81 @@
+"""Places: how many requests a replica's engine runs at once, learned from its reports and its first tokens.
+
+An engine takes any number of requests, and serves them in order of arrival: it knows no priorities and no tenants. So while no
+replica of a pool has a free place, further requests stay in the pool's queue (`admission/pool_queue.py`), where both count. A
+replica has as many places as its engine runs, and some to spare, so that the engine finds the next request at once:
+
+    evidence                                                  places
+    a new replica                                             FIRST
+    that many answers have their first token                  these, and spare ones
+    none waits in the engine, and all places are taken        half as many again
+    requests wait there, and no more run than a report ago    the running ones, and spare ones
+    there are more requests than this gateway has sent        unknown: a request that waits here loses its turn there
+    no report for STALE_S, one without figures, or two of an  unknown
+    idle engine that has all its places taken
+
+With unknown places requests are sent at once. Wrong figures are harmless: a request without a place is not refused, but sent
+when it has waited for `queue_s`; and what an engine reports changes the places of its own replica only.
+
+While requests wait for a place, first tokens count every LOOK_S, and engines are asked every ASK_S.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+FIRST: Final = 8
+MOST: Final = 1 << 20
+FEW: Final = 4  # more requests than were sent: of others, or of one request that runs several times (`n`)
+STALE_S: Final = 7.0
+LOOK_S: Final = 0.05
+ASK_S: Final = 0.25
+ASKED_AT_ONCE: Final = 16  # engines: each page takes a quarter of a millisecond of the event loop
+
+
+class Places:
+    """The places of one replica. value: their number, MOST: unknown. at: time of the last report."""
+
+    __slots__ = ("_running", "at", "value")
+
+    def __init__(self) -> None:
+        self.value = MOST
+        self.at = float("-inf")
+        self._running = -1  # of the last report with waiting requests, or 0: of an idle engine; -1: of another one
+
+    def learn(self, running: int | None, waiting: int | None, inflight: int, now: float) -> None:
+        """Learn from one report. inflight: the most requests that this gateway had there while it asked."""
+        if running is None or waiting is None or running + waiting > inflight + max(FEW, inflight // 4):
+            self.forget()
+            return
+        self.at = now
+        if self.value == MOST:
+            self.value = FIRST
+        if waiting == 0:
+            if inflight >= self.value <= running + 1:
+                self.value = min(self.value + self.value // 2, MOST - 1)
+            elif running == 0 and inflight >= self.value:
+                if self._running == 0:
+                    self.forget()
+                    return
+                self._running = 0
+                return
+            self._running = -1
+        elif running > 0:
+            if running <= self._running:
+                self.value = with_spare(running)
+            self._running = running
+
+    def began(self, decoding: int) -> None:
+        """So many answers are running: they have their first token."""
+        if decoding >= self.value - 1:
+            self.value = max(self.value, with_spare(decoding))
+
+    def forget(self) -> None:
+        self.value, self._running = MOST, -1
+
+    def __repr__(self) -> str:
+        return f"<Places {'unknown' if self.value == MOST else self.value}>"
+
+
+def with_spare(running: int) -> int:
+    return running + max(2, running // 4)

@@ -1,0 +1,83 @@
+"""Late binding: at a replica that computes one prompt at a time, requests wait in the gateway, and the shortest goes first.
+
+An engine's queue is first come, first served: a short prompt waits for all long ones before it. A gateway that sends the next
+prompt only when the last one has its first token can choose: the line of a replica goes by the seconds of prefill, less AGEING
+times the seconds of waiting, so that a long prompt is not overtaken for ever. The mean of the waits is the least with the
+shortest first.
+
+It is safe only where nothing is lost by it, so a request waits only if
+- the replica is proven to compute one prompt at a time (`learning/serial.py`): another engine would compute both meanwhile;
+- the prefills before it take longer than LEAST_S: the replica is idle for a round trip between two prompts;
+- a first token will show the end of the prefill before it: plain answers show none;
+- no request of others is there: in the engine's queue each request has a turn to lose.
+
+A waiting request is booked and credited like all others, and the price of the replica counts it (`ReplicaLoad.before`): a new
+one waits for its predecessors in the line, and delays its successors. The wait is bounded (`Lead.most_s`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from router.leading import MARGIN, MAX_S, Lead
+from router.load import Lease
+
+LEAST_S: Final = 0.1
+MOST_WAITING: Final = 256  # in one line
+
+
+class TurnInLine(Lead):
+    """A request's place in the line of its replica."""
+
+    __slots__ = ("_called", "_changed")
+
+    def __init__(self, lease: Lease, most_s: float) -> None:
+        super().__init__(lease, 0, most_s, 0.0)
+        self._called = False
+        self._changed: Callable[[], None] | None = None
+
+    @property
+    def lost(self) -> bool:
+        return False
+
+    @property
+    def computed(self) -> bool:
+        return self._called
+
+    @property
+    def over(self) -> bool:
+        return self._called
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Have `changed` called when it is its turn, until `unwatch`."""
+        self._changed = changed
+
+    def unwatch(self, changed: Callable[[], None]) -> None:
+        self._changed = None
+
+    def call(self) -> None:
+        """It is its turn."""
+        self._called = True
+        if self._changed is not None:
+            self._changed()
+
+    def __repr__(self) -> str:
+        return f"<TurnInLine of {self.lease!r}>"
+
+
+def turn_of(lease: Lease, now: float) -> TurnInLine | None:
+    """A place in the line, for a lease that has just been booked behind others; None: it is sent at once. O(1)."""
+    load = lease.load
+    first = load.first
+    if lease.silent or first is None or first.silent or not load.serial.proven or load.remote_inflight:
+        return None
+    if len(load.line) >= MOST_WAITING or (load.foreign is not None and load.foreign.waiting(now, load.rate.value)):
+        return None
+    ahead_s = (load.remaining_tokens(now) - lease.uncached_tokens) / load.rate.value
+    if ahead_s < LEAST_S or load.serial.explores():
+        return None
+    turn = TurnInLine(lease, min(MAX_S, MARGIN * ahead_s + LEAST_S))
+    lease.lead = lease.ahead
+    load.line[lease] = turn.call
+    return turn

@@ -1,0 +1,136 @@
+"""Prefill and decode as SGLang does them: two legs at once, with a room in which they meet."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.gateway.conftest import eventually, running
+from tests.gateway.features.disaggregation.legs import CHAT, TEXT, replica, split, ways
+from tests.support.fakes import Behaviour, FakeReplica, answers, dies, hangs, status, streams
+
+
+def sglang(*script: Behaviour) -> FakeReplica:
+    return replica(*script, owner="sglang")
+
+
+async def test_both_legs_are_the_same_and_meet_in_one_room() -> None:
+    prefiller, decoder = sglang(answers("x")), sglang(answers("said", prompt=1504, cached=640))
+    async with split([prefiller], [decoder]) as run:
+        code, _, answer = await run.post({**CHAT, "bootstrap_room": 7, "bootstrap_host": "evil"})
+        assert (code, answer["choices"][0]["message"]["content"]) == (200, "said")
+        assert await ways(run) == {"remote": 1}
+        await run.post({**CHAT, "n": 2, "temperature": 1})
+        counts = await run.metrics()
+    first, second = prefiller.requests[0].json, decoder.requests[0].json
+    assert first == second
+    room = first.pop("bootstrap_room")
+    assert first == {**CHAT, "bootstrap_host": "127.0.0.1", "bootstrap_port": 8998}
+    assert 0 <= room < 1 << 63
+    assert room != decoder.requests[1].json["bootstrap_room"]
+    assert prefiller.requests[0].headers["x-request-id"] == decoder.requests[0].headers["x-request-id"]
+    assert counts['warmroute_prompt_tokens_total{cache="hit",model="m",replica="d0"}'] == 1280, (
+        "the decoder reports the hits of both"
+    )
+
+
+async def test_a_batch_has_a_room_for_each_prompt() -> None:
+    prefiller, decoder = sglang(answers("x")), sglang(answers())
+    async with split([prefiller], [decoder]) as run:
+        await run.post({"model": "m", "prompt": ["one", "two", "three"]}, path="/v1/completions")
+    body = decoder.requests[0].json
+    assert len(set(body["bootstrap_room"])) == 3
+    assert body["bootstrap_port"] == [8998] * 3
+
+
+async def test_a_refusal_of_the_prefiller_is_the_clients() -> None:
+    """The decoder would wait for ever."""
+    never = asyncio.Event()
+    prefiller, decoder = sglang(status(400, "no such thing")), sglang(hangs(never))
+    async with split([prefiller], [decoder]) as run:
+        code, _, answer = await run.post(CHAT)
+        assert (code, answer["error"]["message"]) == (400, "no such thing")
+        await eventually(lambda: decoder.gone)
+
+
+@pytest.mark.parametrize("failure", [status(500), status(503), dies])
+async def test_another_prefiller_takes_the_place_of_one_that_fails(failure: Behaviour) -> None:
+    """The decoder's call is ended, and both legs are sent again with another room."""
+
+    async def waits(request: Any, writer: Any) -> None:
+        if request.json["bootstrap_port"] == 1:
+            await asyncio.Event().wait()
+        await answers("said")(request, writer)
+
+    bad, good, decoder = sglang(failure), sglang(answers("x")), sglang(waits)
+    async with bad, good, decoder:
+        pool = {
+            "name": "p",
+            "prefill": [{"url": bad.url, "name": "bad", "bootstrap_port": 1}, {"url": good.url, "name": "good"}],
+            "decode": [{"url": decoder.url, "name": "d0"}],
+        }
+        async with running(pools=[pool]) as run:
+            for seed in range(3):
+                body = {**CHAT, "messages": [{"role": "user", "content": f"{seed} {TEXT}"}]}
+                code, _, answer = await run.post(body)
+                assert (code, answer["choices"][0]["message"]["content"]) == (200, "said")
+    assert bad.requests
+    rooms = [each.json["bootstrap_room"] for each in decoder.requests]
+    assert len(set(rooms)) == len(rooms)
+
+
+async def test_without_a_prefiller_a_replica_that_does_both_answers() -> None:
+    prefiller, decoder, unified = sglang(status(500)), sglang(hangs(asyncio.Event())), sglang(answers("both"))
+    async with split([prefiller], [decoder], unified) as run:
+        for seed in range(4):
+            code, _, answer = await run.post({**CHAT, "seed": seed})
+            assert (code, answer["choices"][0]["message"]["content"]) == (200, "both")
+    assert all("bootstrap_room" not in each.json for each in unified.requests)
+
+
+async def test_a_prefiller_that_fails_during_a_stream_ends_it() -> None:
+    """The decoder has begun its stream, and would wait for the prompt."""
+    begun, never = asyncio.Event(), asyncio.Event()
+
+    async def late(request: Any, writer: Any) -> None:
+        await begun.wait()
+        await status(500)(request, writer)
+
+    async def opens(request: Any, writer: Any) -> None:
+        begun.set()
+        await streams("", hold=never)(request, writer)
+
+    prefiller, decoder = sglang(late), sglang(opens)
+    async with split([prefiller], [decoder]) as run:
+        async with run.session.post(run.url + "/v1/chat/completions", json={**CHAT, "stream": True}) as answer:
+            text = await answer.text()
+        assert "failed" in text or answer.status >= 500
+        await eventually(lambda: decoder.gone)
+
+
+async def test_a_prefiller_is_not_interrupted_when_the_decoder_is_ready_first() -> None:
+    go = asyncio.Event()
+
+    async def late(request: Any, writer: Any) -> None:
+        await go.wait()
+        await answers("x")(request, writer)
+
+    prefiller, decoder = sglang(late), sglang(answers("said"))
+    async with split([prefiller], [decoder]) as run:
+        assert (await run.post(CHAT))[0] == 200
+        assert prefiller.gone == 0
+        go.set()
+        await eventually(lambda: run.gateway.router.ledger.open_leases == 0)
+    assert len(prefiller.requests) == 1
+
+
+async def test_a_client_that_leaves_ends_both_legs() -> None:
+    never = asyncio.Event()
+    prefiller, decoder = sglang(hangs(never)), sglang(hangs(never))
+    async with split([prefiller], [decoder]) as run:
+        sending = asyncio.ensure_future(run.post(CHAT))
+        await eventually(lambda: prefiller.requests and decoder.requests)
+        sending.cancel()
+        await eventually(lambda: prefiller.gone and decoder.gone)

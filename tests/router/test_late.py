@@ -1,0 +1,221 @@
+"""Late binding: who waits in the gateway at a replica that computes one prompt at a time, and who goes first."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router import MAX_LEAD_S, Booking, Outcome, Prompt, Replica, Router
+from router.learning.serial import EXPLORE, PROOF_TOKENS, SerialPrefill
+from router.load import AGEING
+from tests.support.strategies import keys_of
+
+RATE = 10_000.0  # tokens per second
+BLOCK = 1000  # tokens
+NAMES = ["r1"]
+
+
+def router_of(*names: str, proven: bool = True) -> Router:
+    router = Router(policy="cost", ttl_s=3600.0, memory_bytes=1 << 24, chance=random.Random(3))
+    for name in names or NAMES:
+        router.add(Replica(name, shares_inflight=True))
+        router.ledger.restore(name, (1e6, 1e6 / RATE), 0.0, 0.0)
+        if proven:
+            serial = router.ledger.loads[name].serial
+            while not serial.proven:
+                serial.learn(10_000, 1.0, RATE)
+    router.ledger.rates.refresh()
+    return router
+
+
+def send(router: Router, name: str, blocks: int, now: float = 0.0, *, silent: bool = False) -> Booking:
+    """A cold prompt of so many thousand tokens: `blocks` tenths of a second."""
+    text = name.encode() * blocks
+    return router.choose(Prompt(keys_of(text), blocks * BLOCK, BLOCK, ""), NAMES, now, silent=silent)
+
+
+def called(*bookings: Booking) -> list[bool]:
+    """For each: it may be sent."""
+    return [booking.lead is None or booking.lead.over for booking in bookings]
+
+
+def finish(booking: Booking, now: float) -> None:
+    booking.first_token(now)
+    booking.close(Outcome(True, booking.prompt.units, 0), now)
+
+
+def test_all_are_sent_at_once_to_an_engine_of_which_nothing_is_proven() -> None:
+    router = router_of(proven=False)
+    assert [send(router, name, 50).lead for name in "abcd"] == [None] * 4
+
+
+def test_the_shortest_of_those_that_wait_goes_first() -> None:
+    router = router_of()
+    running, long, short, middle = (send(router, name, blocks) for name, blocks in zip("abcd", (30, 90, 10, 40), strict=True))
+    assert called(running, long, short, middle) == [True, False, False, False]
+    running.first_token(3.0)
+    assert called(long, short, middle) == [False, True, False]
+    short.release(3.0)
+    router.check()
+    assert router.ledger.loads["r1"].first is short.lease
+    short.first_token(4.0)
+    assert called(long, middle) == [False, True]
+    middle.release(4.0)
+    middle.first_token(8.0)
+    assert called(long) == [True]
+    long.release(8.0)
+    for booking in (running, long, short, middle):
+        finish(booking, 20.0)
+    router.check()
+    assert not router.ledger.open_leases
+
+
+def test_a_long_prompt_is_not_overtaken_for_ever() -> None:
+    router = router_of()
+    running, long = send(router, "a", 30), send(router, "b", 50)
+    now, overtaken = 0.0, 0
+    for number in range(100):
+        short = send(router, chr(ord("c") + number), 30, now + 0.1)
+        now += 3.0
+        running.first_token(now)
+        if called(long) == [True]:
+            break
+        overtaken += 1
+        short.release(now)
+        running = short
+    assert 1 <= overtaken <= 2.0 / AGEING / 3.0 + 1  # two seconds more work, three seconds of waiting each
+
+
+def test_short_prompts_go_together() -> None:
+    router = router_of()
+    running = send(router, "a", 30)
+    tiny = [router.choose(Prompt(b"", 300, BLOCK, ""), NAMES, 0.0) for _ in range(5)]
+    running.first_token(3.0)
+    assert called(*tiny).count(True) == 4  # 0.03 s each, until they take a tenth of a second
+
+
+@pytest.mark.parametrize("why", ["a plain answer", "a short wait", "another gateway", "load of others", "an idle replica"])
+def test_nobody_waits_where_something_would_be_lost(why: str) -> None:
+    router, blocks = router_of(), 30
+    ledger = router.ledger
+    if why == "a short wait":
+        blocks = 0
+    if why == "another gateway":
+        ledger.open("r1", 9000, 9000, 0.0, remote=True)
+    if why == "load of others":
+        router.reported("r1", 3, 9, 0, 0.0)
+    if why != "an idle replica":
+        send(router, "a", blocks, silent=why == "a plain answer")
+    assert send(router, "b", 50).lead is None
+
+
+def test_a_line_ends_where_another_gateway_comes() -> None:
+    router = router_of()
+    running, one, other = send(router, "a", 30), send(router, "b", 50), send(router, "c", 60)
+    router.ledger.open("r1", 9000, 9000, 1.0, remote=True)
+    running.first_token(3.0)
+    assert called(one, other) == [True, True]
+
+
+def test_a_request_that_leaves_the_line_leaves_nothing_there() -> None:
+    router = router_of()
+    running, gone, late = send(router, "a", 30), send(router, "b", 10), send(router, "c", 60)
+    gone.close(Outcome(False), 1.0)
+    assert late.lead is not None
+    assert late.lead.most_s <= MAX_LEAD_S
+    late.release(2.0)  # its time is over
+    router.check()
+    assert not router.ledger.loads["r1"].line
+    running.close(Outcome(False), 2.5)
+    assert router.ledger.loads["r1"].first is late.lease
+
+
+def test_the_next_goes_when_the_running_one_fails_or_moves() -> None:
+    router = router_of()
+    running, one, other = send(router, "a", 30), send(router, "b", 10), send(router, "c", 60)
+    running.close(Outcome(False), 1.0)
+    assert called(one, other) == [True, False]
+    one.close(Outcome(False), 1.0)  # before it was sent
+    assert called(other) == [True]
+
+
+def test_a_short_prompt_does_not_pay_for_those_that_it_overtakes_but_for_their_delay() -> None:
+    router = router_of()
+    send(router, "a", 10)
+    for name in "bc":
+        assert send(router, name, 90).lead is not None
+    short = send(router, "d", 5).decision.best.cost
+    assert short.queue_s == pytest.approx(1.0)
+    assert short.others_s == pytest.approx(2 * 0.5)
+    long = send(router, "e", 95).decision.best.cost
+    assert long.queue_s == pytest.approx(1.0 + 2 * 9.0 + 0.5)
+
+
+def test_some_are_sent_at_once_for_evidence() -> None:
+    router = router_of()
+    send(router, "a", 30)
+    sent = [send(router, chr(200 + number), 20).lead is None for number in range(EXPLORE)]
+    assert sent.count(True) == 1
+
+
+# -- the proof
+
+
+def serve(router: Router, rounds: int, *, together: bool) -> bool:
+    """Pairs of prompts at once. True if the replica is proven to compute one at a time."""
+    now = 0.0
+    for number in range(rounds):
+        pair = [send(router, chr(300 + 2 * number + place), 20, now) for place in range(2)]
+        assert [booking.lead for booking in pair] == [None, None] or not together
+        for place, booking in enumerate(pair):
+            finish(booking, now + (4.0 if together else 2.0 * (place + 1)))
+        now += 10.0
+    return router.ledger.loads["r1"].serial.proven
+
+
+def test_first_tokens_prove_that_an_engine_computes_one_prompt_at_a_time() -> None:
+    assert serve(router_of(proven=False), 6, together=False)
+
+
+def test_first_tokens_at_once_prove_nothing() -> None:
+    assert not serve(router_of(proven=False), 30, together=True)
+
+
+def test_an_engine_that_begins_to_batch_loses_the_proof() -> None:
+    router = router_of()
+    router.ledger.loads["r1"].serial.learn(10_000, 0.1, RATE)
+    assert send(router, "a", 30).lead is send(router, "b", 30).lead is None
+
+
+def test_a_prompt_that_overtakes_another_is_evidence_against_it() -> None:
+    router = router_of()
+    serial = router.ledger.loads["r1"].serial
+    send(router, "a", 30)
+    while (other := send(router, "b", 10, 0.5)).lead is not None:  # until one is sent at once
+        other.close(Outcome(False), 0.5)
+    assert serial.proven
+    other.first_token(1.5)
+    assert not serial.proven
+
+
+def test_a_restart_begins_anew() -> None:
+    router = router_of()
+    router.restarted("r1")
+    send(router, "a", 30)
+    assert send(router, "b", 30).lead is None
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e9), st.floats(0, 1e6), st.floats(1, 1e6)), max_size=40))
+def test_any_evidence_is_forgotten_after_enough_of_the_other(evidence: list[tuple[float, float, float]]) -> None:
+    serial = SerialPrefill()
+    for tokens, seconds, rate in evidence:
+        serial.learn(tokens, seconds, rate)
+    for _ in range(int(2 * PROOF_TOKENS / 10_000)):
+        serial.learn(10_000, 1.0, 10_000)
+    assert serial.proven
+    for _ in range(3):
+        serial.learn(10_000, 0.1, 10_000)
+    assert not serial.proven
