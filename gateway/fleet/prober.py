@@ -384,8 +384,8 @@ class Prober:
         found = await facts_of(upstream, state.url, timeout_s, state.models, known, engine, inquire=inquire)
         facts, state.has_metrics = found
         if not state.has_metrics:
-            before = state.facts
-            facts = replace(facts, asleep=before.asleep, restorable=before.restorable, version=before.version)
+            last = state.facts
+            facts = replace(facts, asleep=last.asleep, restorable=last.restorable, version=last.version)
         elif not facts.version:
             facts = replace(facts, version=state.facts.version)
         if not (state.up and state in self._tasks):  # it may have gone down or left during the question

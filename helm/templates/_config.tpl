@@ -46,7 +46,8 @@
 {{- $tracing := pick (default (dict) $config.tracing) "endpoint" "service" -}}
 {{- $workflows := pick (default (dict) $config.workflows) "enabled" "directory" -}}
 {{- $limits := pick (default (dict) $config.limits) "adopt_s" -}}
-{{- toYaml (merge (dict "routing" $routing "tracing" $tracing "workflows" $workflows "limits" $limits) $fixed) -}}
+{{- $health := pick (default (dict) $config.health) "wake" -}}
+{{- toYaml (merge (dict "routing" $routing "tracing" $tracing "workflows" $workflows "limits" $limits "health" $health) $fixed) -}}
 {{- end -}}
 
 {{- /* What the gateway watches by the API of this cluster: lines of NAMESPACE RESOURCE; empty: nothing. */ -}}

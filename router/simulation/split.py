@@ -52,6 +52,9 @@ class SplitPlacement:
     def finished(self, handle: Booking, outcome: Outcome, now: float) -> None:
         handle.close(outcome, now)
 
+    def reported(self, replica: int, running: int, waiting: int, now: float) -> None:
+        """Without others there is nothing to learn from reports."""
+
 
 class SplitSimulation(Simulation):
     """One run of such a fleet. A ServedRequest has the cached tokens of the replica that computed its prompt."""

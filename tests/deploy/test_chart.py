@@ -439,6 +439,7 @@ OTHER_VALUES: Mapping[str, Any] = {
     "workflows.enabled": False,
     "workflows.directory": "/etc/workflows",
     "kv_events": {"follow": True},
+    "health.wake": True,
     "tracing.endpoint": "http://otel-collector:4318",
 }
 

@@ -102,7 +102,7 @@ class Adoptions(Abandonments):
 
     def left(self, kept: KeptAnswer, task: asyncio.Task[None] | None) -> bool:
         exchange = kept.exchange
-        if exchange is None or self._core.running.draining:
+        if exchange is None or exchange.instead is not None or self._core.running.draining:
             return False
         if self._has_older(identity_of(exchange, kept.identify()), exchange.record):
             return False

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Final
 
 from gateway.errors import GatewayError, ReplicaFailure
@@ -44,7 +45,7 @@ class Waker:
             self._wanted.add(exchange.target.pool)
 
     def sweep(self, now: float) -> None:
-        """Wake what is needed; to be called every second. O(replicas)."""
+        """Wake the sleepers that pools need; to be called every second. O(replicas)."""
         wanted, self._wanted = self._wanted, set()
         for pool in self._fleet.pools:
             sleeper = next((state for state in pool.replicas if _can_be_woken(state)), None)
@@ -53,7 +54,10 @@ class Waker:
             if pool.name in wanted or _is_full(pool):
                 self._since[pool.name] = now
                 self._waking[pool.name] = task = asyncio.get_running_loop().create_task(self._wake(sleeper))
-                task.add_done_callback(lambda _, name=pool.name: self._waking.pop(name, None))
+                task.add_done_callback(partial(self._awake, pool.name))
+
+    def _awake(self, pool: str, _: asyncio.Task[None]) -> None:
+        del self._waking[pool]
 
     async def _wake(self, state: ReplicaState) -> None:
         call = ReplicaCall("POST", "/wake_up", b"Accept-Encoding: identity\r\n", b"", probe=True)

@@ -571,27 +571,29 @@ async def test_a_request_that_comes_before_its_client_has_left_gets_the_older_ge
         await eventually(lambda: nothing_is_held(run))
 
 
-async def test_two_that_leave_at_once_are_both_handed_over() -> None:
-    """The younger one first: the older one must not end it in favour of itself."""
+@pytest.mark.parametrize(("leave", "stay"), [((1, 0), (2, 3)), ((0, 2), (1,))])
+async def test_those_that_leave_at_once_are_handed_over(leave: tuple[int, int], stay: tuple[int, ...]) -> None:
+    """The younger one first: the older one must not end it in favour of itself. Or one that has just been given the answer."""
     go = asyncio.Event()
     async with FakeReplica([once(go, answers())]) as replica, patient(replica) as run:
-        data = sent(CHAT, body_of(CHAT, stream=False))
-        async with dial(run) as (_, oldest), dial(run) as (_, second):
-            for number, writer in enumerate((oldest, second)):
-                writer.write(data)
+        data, clients = sent(CHAT, body_of(CHAT, stream=False)), dict[int, asyncio.Task[tuple[int, dict[str, str], bytes]]]()
+        async with contextlib.AsyncExitStack() as stack:
+            for number in range(len(leave) + len(stay)):
+                if number in stay:
+                    clients[number] = asyncio.create_task(gets(run, data))
+                else:
+                    (await stack.enter_async_context(dial(run)))[1].write(data)
                 await eventually(lambda n=number: len(replica.requests) == n + 1)
-            clients = [asyncio.create_task(gets(run, data)) for _ in range(2)]
-            await eventually(lambda: len(replica.requests) == 4)
-            first, other = sorted(run.gateway.running.exchanges, key=lambda exchange: exchange.record.begun)[:2]
-            for exchange in (other, first):  # in one turn of the loop
+            begun = sorted(run.gateway.running.exchanges, key=lambda exchange: exchange.record.begun)
+            for exchange in [begun[number] for number in leave]:  # in one turn of the loop
                 assert isinstance(exchange.request, HttpRequest)
                 transport = exchange.request.connection.transport
                 assert transport is not None
                 transport.abort()
         await eventually(lambda: replica.gone == 2)
         go.set()
-        assert [(await each)[0] for each in clients] == [200, 200]
-        assert await abandoned(run) == {"adopted": 2}
+        assert [(await each)[0] for each in clients.values()] == [200 for _ in stay]
+        assert await abandoned(run) == {"adopted": len(stay)}
         await eventually(lambda: nothing_is_held(run))
 
 
