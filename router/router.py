@@ -39,7 +39,7 @@ from router.learning.objects import Objects
 from router.learning.promises import BUSY, GONE, HELD, LEAST_TOKENS, LOST, WAIT_S, Promises
 from router.learning.scales import MAX_SCALES, MAX_UNITS, Scales
 from router.learning.sessions import Session, Sessions
-from router.learning.shares import Shares
+from router.learning.shares import CacheShares
 from router.load import BookingLedger, Lease
 from router.policies.least_cost import LeastCost
 from router.policies.policy import Policies
@@ -98,7 +98,7 @@ class Router(Owner):
         self._evidence: dict[str, Evidence] = {}
         self._allowances: dict[str, Allowances] = {}
         self._inflight: dict[str, InflightSharing] = {}  # of replicas that may not share prefixes in flight
-        self._shares = Shares()  # of replicas with several caches
+        self._shares = CacheShares()  # of replicas with several caches
         self._uncounted = UncountedMemory()
         self._paid = PaidPrefixes(ttl_s, memory_bytes)
         self.scales = Scales()

@@ -48,6 +48,7 @@ from router.simulation.gateways import Gateways
 from router.simulation.generators import GENERATORS
 from router.simulation.policies import SIMULATED
 from router.simulation.recorded import ENGINE_BLOCK, ClosedReplay, OpenReplay, is_header
+from router.simulation.split import SplitPlacement, SplitSimulation
 from router.simulation.workloads import ClosedLoop, OpenLoop, TraceError, Turn, WorkloadSource, agents, mooncake
 from router.types import Random
 
@@ -132,6 +133,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     of_fleet("--kv-tokens", spec.kv_tokens, "KV cache of a replica, in tokens")
     of_fleet("--prefill-rate", spec.prefill_rate, "prefill tokens/s of a replica")
     of_fleet("--decode-rate", spec.decode_rate, "generated tokens/s of a sequence")
+    text = "of the replicas, how many only compute prompts for the others (default: 0: each does both)"
+    parser.add_argument("--prefillers", type=int, metavar="N", help=text)
     number("--batch-limit", spec.batch_limit, "sequences that a replica runs at once")
     number("--speed", 1.0, "open loops: factor on the arrival rate")
     number("--gateways", 1, "gateways, each with a router of its own; a request comes to any of them")
@@ -215,7 +218,7 @@ def _plans(options: argparse.Namespace, opened: OpenedTrace) -> list[Plan]:
 def _variants(options: argparse.Namespace, opened: OpenedTrace, variants: Sequence[Variant]) -> list[Plan]:
     """The plans of the variants. Unchanged values are as in the first row."""
     first, base = _plans(options, opened)[0][0], opened.spec
-    names = ("replicas", "kv_tokens", "prefill_rate", "decode_rate")
+    names = ("replicas", "kv_tokens", "prefill_rate", "decode_rate", "prefillers")
     plans = list[Plan]()
     for one in variants:
         changes = {name: value for name in names if (value := getattr(one, name)) is not None}
@@ -346,6 +349,12 @@ def replay(
     if name in BOUNDS:
         fleet = dataclasses.replace(spec, kv_tokens=_ENDLESS) if name == "infinite" else spec
         simulation = Simulation(fleet, source, SharedQueue(), shared=True, held=workload.held)
+    elif spec.prefillers:
+        if spec.prefillers >= spec.replicas or fronts.gateways > 1:
+            raise TraceError("prefillers need other replicas beside them, and one gateway (--gateways)")
+        split = SplitPlacement(_router(name, random.Random(seed)), spec)
+        remember(split.router, spec, workload.held)
+        simulation = SplitSimulation(spec, source, split, held=workload.held)
     else:
         routers = [_router(name, random.Random(seed + number)) for number in range(fronts.gateways)]
         placement = Gateways(routers, spec, delay_s=fronts.delay_s, chance=random.Random(f"front {seed}"))
@@ -436,7 +445,7 @@ def load(options: argparse.Namespace) -> Workload:
 
 def _spec_of(options: argparse.Namespace, base: FleetSpec) -> FleetSpec:
     """The fleet with the options of the user."""
-    names = ("replicas", "kv_tokens", "prefill_rate", "decode_rate", "batch_limit")
+    names = ("replicas", "kv_tokens", "prefill_rate", "decode_rate", "batch_limit", "prefillers")
     return dataclasses.replace(base, **{name: value for name in names if (value := getattr(options, name, None)) is not None})
 
 

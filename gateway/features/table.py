@@ -28,6 +28,7 @@ NAMES: Final = [
     "savings",
     "audit",
     "hangs",
+    "waking",
     "deadlines",
     "snapshots",
     "sharing",

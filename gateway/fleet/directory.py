@@ -100,8 +100,8 @@ class Target:
         if not self.replicas:
             public = "No replica that serves this model is up"
             if self.draining:
-                public = "No replica that serves this model takes new requests: the replicas that are up are draining"
-            what = "Undrain one, or wait for another" if self.draining else "They are probed continually; retry"
+                public = "No replica that serves this model takes new requests: the replicas that are up are draining or asleep"
+            what = "Undrain or wake one, or wait for another" if self.draining else "They are probed continually; retry"
             text = f"{public}: {self.down or 'there are none at present'}. {what}."
             raise no_replica(text, public=f"{public}. Retry.")
 
@@ -342,6 +342,11 @@ class Fleet:
         if dialect not in state.lacks:
             log.info("replica does not speak a dialect", extra={"replica": state.name, "dialect": dialect})
         state.lacks[dialect] = now
+
+    def adapters_changed(self, state: ReplicaState, *, loaded: bool) -> None:
+        """A request to load (or unload) an adapter has succeeded on this replica."""
+        if self._by_name.get(state.name) is state:
+            self._prober.adapters_changed(state, loaded=loaded)
 
     def refuses_rank(self, state: ReplicaState) -> None:
         """The replica has refused a request because of its data-parallel rank."""

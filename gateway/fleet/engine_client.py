@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +20,7 @@ from gateway.upstream.loop_guard import LOOP_DETECTED
 
 
 class ModelEntry(NamedTuple):
-    """One entry of a replica's model list.
+    """One entry of a replica's model list. root: its source, "" if it does not say that (vLLM: a path).
 
     shown: JSON for clients. whole: False if the entry is too large or too deep, and `shown` has only the fields that OpenAI
     defines. owner: `owned_by`, "" without one. context_tokens: `max_model_len`, None without one.
@@ -30,6 +30,7 @@ class ModelEntry(NamedTuple):
     whole: bool
     owner: str
     context_tokens: int | None
+    root: str = ""
 
 
 Models = Mapping[str, ModelEntry]
@@ -39,6 +40,7 @@ Models = Mapping[str, ModelEntry]
 MAX_MODELS = 4096
 MAX_ENTRY_BYTES: Final = 16 << 10  # vLLM's have 500 bytes
 _MAX_OWNER_CHARS: Final = 256
+_MAX_ROOT_CHARS: Final = 4096
 _LOADS: Final = b"Loading model"  # llama.cpp's words
 _MAX_ERROR_BYTES: Final = 1024
 _MAX_MODELS_BYTES = 4 << 20
@@ -98,7 +100,8 @@ def _entry(name: str, entry: Mapping[str, Any]) -> ModelEntry:
     if shown is None or not whole:
         created = created if type(created) is int else 0
         shown = orjson.dumps({"id": name, "object": "model", "created": created, "owned_by": owner})
-    return ModelEntry(shown, whole, owner, context_tokens)
+    root = entry.get("root")
+    return ModelEntry(shown, whole, owner, context_tokens, root[:_MAX_ROOT_CHARS] if isinstance(root, str) else "")
 
 
 def _dumped(entry: Mapping[str, Any]) -> bytes | None:
@@ -146,7 +149,17 @@ async def facts_of(
             for path in engine.inquiries if inquire else ():
                 if facts.kv_tokens is None:
                     facts = replace(facts, kv_tokens=engines.kv_of(engine, _json(await _get(upstream, url, path))))
+            if inquire or known.version:  # an engine that has named none is asked rarely
+                facts = replace(facts, version=await _version_of(upstream, url, engine.versions))
     return facts, bool(page)
+
+
+async def _version_of(upstream: UpstreamClient, url: str, paths: Iterable[str]) -> str:
+    """The version of an engine's weights; "" if it names none."""
+    for path in paths:
+        if version := engines.version_of(_json(await _get(upstream, url, path))):
+            return version
+    return ""
 
 
 async def _page_of(text: bytes) -> Page:

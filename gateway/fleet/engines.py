@@ -27,6 +27,7 @@ _MAX_SAMPLES = 2048  # of all metrics in the table together: one of each for eac
 _MAX_LABEL_BYTES = 256 << 10  # of all samples together
 
 _MAX_KV_TOKENS = 10_000_000_000
+MAX_VERSION_CHARS = 200
 _MAX_SEQUENCES = 1_000_000
 _MAX_START = 1e11  # seconds since 1970; a larger value is in milliseconds, and ignored
 
@@ -79,6 +80,8 @@ class EngineProfile:
     slots: bool = False  # a prefix is in the slot of an ended request, which the next request takes
     bootstraps: bool = False  # its decoders wait for the prefiller that a request names; else they compute prompts, too
     choices: bool = False  # it takes `structured_outputs: {choice}`
+    sleeping: str = ""  # metric with a sample `sleep_state="awake"`: 0 while it sleeps, has no weights and no cache
+    versions: tuple[str, ...] = ()  # paths of JSON answers with the `weight_version` of its model
     takes_rank: bool = False  # it computes a request at the data-parallel rank that X-data-parallel-rank names
     rank_field: bytes = b""  # the member of JSON bodies that also names the rank
 
@@ -90,7 +93,8 @@ class Facts:
     started: start of its process, in seconds since 1970. running, waiting: sequences. caching: its prefix cache is on.
     progress: the values of its metrics of progress, summed over models and ranks; empty: it has none. caches: number of its
     data-parallel ranks on its page, which have a cache each. ranks: the facts of each of several ranks; empty if they are not
-    numbered from 0.
+    numbered from 0. asleep: it has given its memory back, and cannot answer. restorable: it has kept its weights
+    in the host's memory meanwhile. version: of its weights; "": unknown.
     """
 
     engine: EngineProfile = field(default_factory=lambda: UNKNOWN)
@@ -102,6 +106,9 @@ class Facts:
     progress: tuple[float, ...] = ()
     caches: int = 1
     ranks: tuple[Facts, ...] = ()
+    asleep: bool = False
+    restorable: bool = False
+    version: str = ""
 
     @property
     def capacity_tokens(self) -> int | None:
@@ -146,7 +153,7 @@ def _ranks(engine: EngineProfile, page: Page) -> list[int]:
 
 
 def _page_of_rank(page: Page, label: str, rank: int) -> Page:
-    """The samples of a rank, and those that belong to no rank."""
+    """The samples of a rank, and samples without a rank."""
     own = (str(rank), "")
     return {name: [each for each in samples if each.labels.get(label, "") in own] for name, samples in page.items()}
 
@@ -160,7 +167,15 @@ def _read(engine: EngineProfile, page: Page) -> Facts:
         waiting=_waiting(page, engine),
         caching=_caching(page),
         progress=_progress(page, engine.progress),
+        asleep=_sleep_state(page, engine.sleeping, "awake") == 0,
+        restorable=(_sleep_state(page, engine.sleeping, "weights_offloaded") or 0) > 0,
     )
+
+
+def version_of(answer: Any) -> str:
+    """The version of an engine's weights, from the parsed JSON answer to one of its `versions`; "": there is none."""
+    version = answer.get("weight_version") if isinstance(answer, dict) else None
+    return version[:MAX_VERSION_CHARS] if isinstance(version, str) else ""
 
 
 def kv_of(engine: EngineProfile, answer: Any) -> int | None:
@@ -260,6 +275,14 @@ def _progress(page: Page, names: Sequence[str]) -> tuple[float, ...]:
     return tuple(sum(_number(sample.value) or 0.0 for sample in page.get(name, ())) for name in names)
 
 
+def _sleep_state(page: Page, name: str, state: str) -> float | None:
+    """The largest value of this state over the ranks; None: unknown."""
+    samples = page.get(name, ()) if name else ()
+    values = [_number(sample.value) for sample in samples if sample.labels.get("sleep_state") == state]
+    known = [value for value in values if value is not None]
+    return max(known) if known and len(known) == len(values) else None
+
+
 def _over_ranks(samples: Sequence[Sample], rank: str, value: Callable[[Sample], float | None]) -> float | None:
     """The sum over the ranks of the largest value in each; None if there is none, or an impossible one."""
     largest: dict[str, float] = {}
@@ -332,6 +355,8 @@ VLLM = EngineProfile(
     salts=True,
     shares_inflight=True,
     choices=True,
+    sleeping="vllm:engine_sleep_state",
+    versions=("/weight_info",),
     takes_rank=True,
 )
 
@@ -360,6 +385,7 @@ SGLANG = EngineProfile(
     answer_kv=_sglang_answer_kv,
     inquiries=("/v1/loads", "/server_info", "/get_server_info"),
     shares_inflight=True,
+    versions=("/model_info", "/get_model_info"),
     takes_rank=True,
     rank_field=b"routed_dp_rank",  # versions before March 2026 do not know the header
     bootstraps=True,
@@ -444,15 +470,10 @@ ENGINES = (VLLM, OURS, SGLANG, LLAMACPP, TGI, OLLAMA, DISTRIBUTED_LLAMA)
 _BY_NAME: Mapping[str, EngineProfile] = {engine.name: engine for engine in ENGINES}
 
 _NAMES = frozenset(
-    [
-        _START,
-        *(
-            name
-            for each in ENGINES
-            for name in (each.running, each.waiting, each.deferred, *each.kv_metrics, *each.progress)
-            if name
-        ),
-    ]
+    name
+    for each in ENGINES
+    for name in (_START, each.running, each.waiting, each.deferred, each.sleeping, *each.kv_metrics, *each.progress)
+    if name
 )
 # Some builds of SGLang write sglang_ for sglang:, as all exporters do that cannot have colons.
 _CANONICAL: Mapping[bytes, str] = {name.replace(":", "_").encode(): name for name in sorted(_NAMES)}

@@ -16,8 +16,10 @@ After a successful probe the engine's own facts are read (`engines.py`). An engi
 rarely from then on. Their KV size bounds the router's belief of the cache, unless the replica's source sets another size.
 
 A cache counts as lost if the replica refuses connections ("refused"), if it loads its model ("loading"), if the engine's
-process has a later start time than any before ("start_time"), or if it repeatedly reported zero hits on known prefixes
-("zero_hits"). One restart counts once: after another sign, the next start time is only stored.
+process has a later start time than any before ("start_time"), if it repeatedly reported zero hits on known prefixes
+("zero_hits"), if it sleeps ("sleep"), or if a model has other weights under the same name ("weights"): the version of the
+weights, or the path in the model list, is another one, or an adapter was loaded through the gateway. One restart counts once:
+after another sign, the next start time is only stored.
 
 The data-parallel ranks of one server (`ranks.py`) are probed once for all: the first of them is asked, and each gets the
 result, with its own part of the engine's facts.
@@ -50,8 +52,8 @@ from router import Replica, Router
 
 log = logging.getLogger("warmroute.replicas")
 
-START_TIME, ZERO_HITS = "start_time", "zero_hits"
-RESTART_SIGNS = (REFUSED, LOADING, START_TIME, ZERO_HITS)
+START_TIME, ZERO_HITS, SLEEP, WEIGHTS = "start_time", "zero_hits", "sleep", "weights"
+RESTART_SIGNS = (REFUSED, LOADING, START_TIME, ZERO_HITS, SLEEP, WEIGHTS)
 
 # Failures of a probe that may only mean that the engine is busy.
 _MAYBE_BUSY = frozenset(["timeout", UNREACHABLE])
@@ -131,7 +133,7 @@ class Prober:
         self._show_load(state.name, None, None)
 
     def _together(self, state: ReplicaState) -> Sequence[ReplicaState]:
-        """The ranks of this replica's server, the one that is asked first; or the replica alone."""
+        """The ranks of this replica's server, the asked one first; or the replica alone."""
         if state.member.rank is None:
             return (state,)
         return tuple(self._ranks.get(server_of(state.member), ()))
@@ -169,6 +171,12 @@ class Prober:
         """Another process has seen a failure of this replica."""
         if state.up:
             self._probe_soon(state)
+
+    def adapters_changed(self, state: ReplicaState, *, loaded: bool) -> None:
+        """A request to load (or unload) an adapter has succeeded there; it may replace one of the same name."""
+        for each in self._together(state) if loaded else ():
+            self._lose_cache(each, WEIGHTS)
+        self._probe_soon(state)
 
     def moved(self, state: ReplicaState) -> None:
         """It has another address."""
@@ -298,8 +306,11 @@ class Prober:
             _warn_of_bounds(state.name, result)
         state.needs_key = keyed
         if result is not None and other:
+            replaced = _replaced(state.models, result)
             state.models = result
             self.set_bounds(state)
+            if replaced:
+                self._lose_cache(state, WEIGHTS, model=replaced)
         if changed:
             self._changed(state)
         self._set_up(state)
@@ -372,6 +383,11 @@ class Prober:
         known = state.facts if state.member.rank is None else replace(state.facts, kv_tokens=None)  # of all ranks together
         found = await facts_of(upstream, state.url, timeout_s, state.models, known, engine, inquire=inquire)
         facts, state.has_metrics = found
+        if not state.has_metrics:
+            last = state.facts
+            facts = replace(facts, asleep=last.asleep, restorable=last.restorable, version=last.version)
+        elif not facts.version:
+            facts = replace(facts, version=state.facts.version)
         if not (state.up and state in self._tasks):  # it may have gone down or left during the question
             return
         server = server_of(state.member)
@@ -400,7 +416,14 @@ class Prober:
 
     def _apply_facts(self, state: ReplicaState, facts: Facts) -> None:
         """Apply the facts that the replica's engine reports."""
-        engine, state.facts = state.engine, facts
+        engine, before, state.facts = state.engine, state.facts, facts
+        if facts.asleep != before.asleep:
+            self._changed(state)
+            log.info("replica sleeps" if facts.asleep else "replica is awake", extra={"replica": state.name})
+            if facts.asleep:
+                self._lose_cache(state, SLEEP)
+        if before.version and facts.version not in ("", before.version):
+            self._lose_cache(state, WEIGHTS, version=facts.version)
         self._show_load(state.name, facts.running, facts.waiting)
         other = state.engine is not engine
         if facts.capacity_tokens is not None and facts.capacity_tokens != state.engine_capacity_tokens:
@@ -419,6 +442,14 @@ class Prober:
             # Several processes may answer at one address, by turns; only a start later than all of theirs is a restart.
             state.started = max(facts.started, state.started or 0.0)
 
+    def _lose_cache(self, state: ReplicaState, sign: str, **about: str) -> None:
+        """The process goes on, but nothing that it has cached is of use."""
+        started = state.started
+        log.info("replica's cache is void", extra={"replica": state.name, "reason": sign, **about})
+        self._router.restarted(state.name)
+        self._cache_lost(state, sign)
+        state.started = started
+
     def _cache_lost(self, state: ReplicaState, sign: str) -> None:
         state.started = None
         if sign != ZERO_HITS:  # a cache that never works looks the same
@@ -428,6 +459,15 @@ class Prober:
     def _show_load(self, name: str, running: int | None, waiting: int | None) -> None:
         self._metrics.replica_engine_running.set((name,), running)
         self._metrics.replica_engine_waiting.set((name,), waiting)
+
+
+def _replaced(before: Models, now: Models) -> str:
+    """The first model that is loaded from elsewhere under the same name; "": none is."""
+    for name, entry in now.items():
+        known = before.get(name)
+        if known is not None and known.root and entry.root and known.root != entry.root:
+            return name
+    return ""
 
 
 def _zero_hint(state: ReplicaState) -> str:

@@ -6,10 +6,10 @@ prefix index, its own bookings and its own load. They share connections, probes 
 
 R comes from the configuration, else from the labels of the engine's metrics. Where no request can choose its rank (the engine
 does not take the header, its ranks are not numbered from 0, or it has refused a rank that its metrics name), the member stays
-one, with R caches: the router believes in a share of what it has sent there (`router/learning/shares.py`).
+one, with R caches: the router believes in a share of its blocks there (`router/learning/shares.py`).
 
 Ranks come and go while a server runs. More ranks count at once, and fewer ones after FEWER_PAGES pages in a row, because a page
-may miss some just after a start. Pure, but for the memory of what was found.
+may miss some just after a start. Pure, but for the memory of findings.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger("warmroute.replicas")
 FEWER_PAGES: Final = 3
 
 Server = tuple[str, str, str]
-"""What a member is the same by: name, URL, instance."""
+"""The identity of a member: name, URL, instance."""
 
 
 def server_of(member: Member) -> Server:
@@ -89,7 +89,7 @@ class KnownRanks:
             self._found = {server: known for server, known in self._found.items() if server in present}
 
     def expand(self, members: Members) -> Members:
-        """The members, with those that have ranks replaced by their ranks. O(result)."""
+        """The members, each server with ranks replaced by its ranks. O(result)."""
         if not self._found and not any(member.ranks for member in members.values()):
             return members
         expanded, room = dict[str, Member](), MAX_REPLICAS - len(members)
@@ -129,5 +129,5 @@ def of_rank(facts: Facts, member: Member) -> Facts:
     else:
         own = replace(facts, kv_tokens=None, running=None, waiting=None, progress=())
     if own.kv_tokens is None and facts.kv_tokens is not None:
-        return replace(own, kv_tokens=max(1, facts.kv_tokens // facts.caches))
-    return own
+        own = replace(own, kv_tokens=max(1, facts.kv_tokens // facts.caches))
+    return replace(own, version=facts.version)

@@ -18,6 +18,7 @@ from gateway.fleet.refusals import Refusals
 
 NOT_PROBED = "not probed yet"
 DRAINING = "draining"
+ASLEEP = "asleep"
 BETWEEN_PROCESSES = frozenset([REFUSED, LOADING])  # reasons of a failure that show that a process has ended, or just begun
 LACKS_S = 600.0  # after which a replica is asked again for a dialect that it lacked: it may have been upgraded
 LACKED_S = 10.0  # likewise, if no replica is known to speak the dialect
@@ -122,7 +123,7 @@ class ReplicaState:
     @property
     def live(self) -> bool:
         """True if it may get new requests."""
-        return self.up and not self.draining and not self.leaving
+        return self.up and not self.draining and not self.leaving and not self.facts.asleep
 
     @property
     def doubtful(self) -> bool:
@@ -140,7 +141,9 @@ class ReplicaState:
     @property
     def down_reason(self) -> str:
         """The reason why it is not live."""
-        return self.error if not self.up else DRAINING
+        if not self.up:
+            return self.error
+        return ASLEEP if self.facts.asleep and not self.draining else DRAINING
 
     def speaks(self, dialect: str, now: float) -> bool:
         """True if requests of this dialect, or with USAGE_WISH, are sent to it unchanged; else they are translated, or sent to

@@ -136,8 +136,9 @@ class Parsing:
         """
         if self.scans_at_once(body, client):
             return await self.turns.take(partial(cuts, body, names), client)
-        found: tuple[Sequence[Edit]] = await self.process.run((wire.CUTS, tuple(names)), body, client)
-        return found[0]
+        edits: Sequence[Edit]
+        (edits,) = await self.process.run((wire.CUTS, tuple(names)), body, client)
+        return edits
 
     def scans_at_once(self, body: bytes, client: str) -> bool:
         """True if the event loop may scan this body of the client for members."""

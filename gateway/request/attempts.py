@@ -57,6 +57,7 @@ from router import Candidate
 
 log = logging.getLogger("warmroute.gateway")
 
+ADAPTER_PATHS: Final = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 MAX_REACHED: Final = 3  # number of times that a request is sent before its answer's first byte
 MAX_SENT: Final = 4  # number of times that it is sent in all, if broken streams are resumed
 MAX_HELD_ANSWER: Final = 1 << 20  # bytes; a plain answer up to this size is read completely before the client gets any of it
@@ -253,6 +254,9 @@ class Attempts:
         """The answer was good and has been sent completely."""
         if exchange.attempts.trial:
             trial, state = exchange.attempts.trial
+            path = exchange.record.path
+            if not exchange.dialect.strict and path in ADAPTER_PATHS:
+                self._fleet.adapters_changed(state, loaded=path == ADAPTER_PATHS[0])
             if trial.begun < self.lone.until:  # mostly no failure is remembered
                 self.lone.answered(client_hash(exchange.request), state.name, trial.begun)
 

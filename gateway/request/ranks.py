@@ -1,4 +1,4 @@
-"""Requests to a data-parallel rank of an engine: how they name it, and how an engine refuses one that it does not have."""
+"""Requests to a data-parallel rank of an engine: how they name it, and how an engine refuses an unknown one."""
 
 from __future__ import annotations
 

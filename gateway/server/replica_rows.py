@@ -39,6 +39,7 @@ class ReplicaRows:
             "up": state.up,
             "draining": state.draining,
             "leaving": state.leaving,
+            "asleep": state.facts.asleep,
             "weight": state.member.weight,
             "error": state.error,
             "hung": state.hung,

@@ -41,12 +41,13 @@
 {{- if not .Values.existingConfigMap.name -}}
 {{- $config = include "warmroute.config" . | fromYaml -}}
 {{- end -}}
-{{- $fixed := pick $config "admin_listen" "ui" "workers" "state" "ledger" "keys" "prompt_log" "sharing" "snapshot" "log_level" "log_format" -}}
+{{- $fixed := pick $config "admin_listen" "ui" "workers" "state" "ledger" "keys" "prompt_log" "sharing" "snapshot" "log_level" "log_format" "kv_events" -}}
 {{- $routing := pick (default (dict) $config.routing) "block_bytes" "compare" -}}
 {{- $tracing := pick (default (dict) $config.tracing) "endpoint" "service" -}}
 {{- $workflows := pick (default (dict) $config.workflows) "enabled" "directory" -}}
 {{- $limits := pick (default (dict) $config.limits) "adopt_s" -}}
-{{- toYaml (merge (dict "routing" $routing "tracing" $tracing "workflows" $workflows "limits" $limits) $fixed) -}}
+{{- $health := pick (default (dict) $config.health) "wake" -}}
+{{- toYaml (merge (dict "routing" $routing "tracing" $tracing "workflows" $workflows "limits" $limits "health" $health) $fixed) -}}
 {{- end -}}
 
 {{- /* What the gateway watches by the API of this cluster: lines of NAMESPACE RESOURCE; empty: nothing. */ -}}

@@ -31,7 +31,7 @@ FINISHES = ("stop", "length", "abort", "error")
 
 
 class ReplicaMetrics:
-    """All metrics of one replica, in a registry of its own. `ranks`: those of each of its engines."""
+    """All metrics of one replica, in a registry of its own. `ranks`: the metrics of each of its engines."""
 
     def __init__(self, engines: Sequence[Engine], model: str) -> None:
         self._registry = registry = CollectorRegistry()

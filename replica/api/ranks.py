@@ -33,7 +33,7 @@ class Ranks:
         """The rank of a request. `named`: its header. Raises ApiError for a rank that does not exist. O(ranks)."""
         count = len(self.engines)
         if named is not None:
-            with suppress(ValueError):  # vLLM ignores what is no number
+            with suppress(ValueError):  # vLLM ignores other text
                 rank = int(named)
                 if not 0 <= rank < count:
                     raise ApiError(400, f"data_parallel_rank {rank} is out of range [0, {count}).")

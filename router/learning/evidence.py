@@ -99,7 +99,7 @@ class Evidence:
         self.hits = False
 
     def was_inferred(self, sent: float, window_s: float) -> bool:
-        """True once if a loss was inferred within window_s before a request of this time: what it has found contradicts it."""
+        """True once if a loss was inferred within window_s before a request of this time: its hit contradicts the loss."""
         inferred, self.inferred_at = self.inferred_at, float("-inf") if sent > self.inferred_at else self.inferred_at
         return 0 < sent - inferred < window_s
 

@@ -1,4 +1,4 @@
-"""Shares of what replicas with several private caches are believed to hold, where no request can choose its cache.
+"""Shares of the sent blocks that replicas with several private caches hold for a request, where none can choose its cache.
 
 Such a replica spreads requests over its caches, so a prefix that it has computed once is found by chance: with R caches in one
 of R turns, and a head that all prompts have in common everywhere. The blocks that it was sent times this share is what the
@@ -9,7 +9,7 @@ balancer for example, and their engine looks as if it lost its cache again and a
 later hit has contradicted, the share is learned, from SUSPECTED on, and given up once it is WHOLE.
 
 It is learned from found and believed tokens of prefixes that return. Each client has an estimate, and their median counts: so
-no single client moves what is believed for others once there are three.
+no single client moves the belief for others once there are three.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HALF_LIFE_TOKENS: Final = 200_000.0
 MAX_CLIENTS: Final = 16  # the latest
 
 
-class Share:
+class CacheShare:
     """The share of one replica. value: 0 to 1. caches: 0 if their number is unknown. Operations are O(MAX_CLIENTS)."""
 
     __slots__ = ("_clients", "caches", "value")
@@ -58,27 +58,27 @@ class Share:
         return not self.caches and self.value >= WHOLE
 
     def __repr__(self) -> str:
-        return f"<Share {self.value:.3g} of {self.caches or 'hidden'} caches>"
+        return f"<CacheShare {self.value:.3g} of {self.caches or 'hidden'} caches>"
 
 
-class Shares:
+class CacheShares:
     """The shares of all replicas that have one: mostly none."""
 
     def __init__(self) -> None:
-        self._of: dict[str, Share] = {}
+        self._of: dict[str, CacheShare] = {}
         self._wrong: dict[str, int] = {}  # losses that were inferred, and contradicted
 
     def __bool__(self) -> bool:
         return bool(self._of)
 
-    def get(self, replica: str) -> Share | None:
+    def get(self, replica: str) -> CacheShare | None:
         return self._of.get(replica)
 
     def set(self, replica: str, caches: int) -> None:
         """The replica has so many caches, of which none can be chosen."""
         known = self._of.get(replica)
         if caches > 1 and (known is None or known.caches != caches):
-            self._of[replica] = Share(caches)
+            self._of[replica] = CacheShare(caches)
         elif caches == 1 and known is not None and known.caches:
             del self._of[replica]
 
@@ -88,22 +88,22 @@ class Shares:
         self._wrong.pop(replica, None)
 
     def contradicted(self, replica: str) -> None:
-        """The replica holds what it was inferred to have lost."""
+        """The replica holds a prefix whose loss was inferred."""
         self._wrong[replica] = wrong = self._wrong.get(replica, 0) + 1
         if wrong >= WRONG_LOSSES and replica not in self._of:
-            self._of[replica] = Share()
+            self._of[replica] = CacheShare()
 
     def learn(self, replica: str, client: int, believed: float, found: float) -> None:
-        """See `Share.learn`."""
+        """See `CacheShare.learn`."""
         share = self._of[replica]
         share.learn(client, believed, found)
         if share.whole:
             self.forget(replica)
 
     def believed(self, matched: dict[str, int]) -> dict[str, int]:
-        """The blocks that replicas are believed to hold, of those that they were sent. O(replicas in `matched`)."""
+        """The blocks that replicas are believed to hold, of all their sent blocks. O(replicas in `matched`)."""
         shares = self._of
         return {name: int(blocks * shares[name].value) if name in shares else blocks for name, blocks in matched.items()}
 
     def __repr__(self) -> str:
-        return f"<Shares {self._of!r}>"
+        return f"<CacheShares {self._of!r}>"

@@ -17,7 +17,7 @@ from typing import Final
 from router.index.blocks import shared_blocks
 from router.index.trie import RadixTrie
 from router.learning.sessions import COINCIDENCE_BLOCKS, Session, Sessions
-from router.learning.shares import Shares
+from router.learning.shares import CacheShares
 from router.load import BookingLedger, ReplicaLoad
 from router.pricing.cost import DECODE_TOKENS, DUPLICATE_WEIGHT, cost, discounted, reuse_chance, starting
 from router.pricing.replication import Rents
@@ -71,7 +71,7 @@ class Quotes:
         units_per_token: float,
         replicas: Collection[str],
         now: float,
-        shares: Shares | None = None,
+        shares: CacheShares | None = None,
     ) -> None:
         self._trie = trie
         self._ledger = ledger

@@ -44,6 +44,8 @@ class FleetSpec:
     learned_rate: float = 0.0  # the prefill rate that the router knows at the start; 0: none
     apart: bool = False  # the engines do not share prefixes in flight
     waits: bool = True  # the router knows that, and requests wait for their leads
+    prefillers: int = 0  # of the replicas, how many only compute prompts for the others (`split.py`)
+    transfer_rate: float = 100_000.0  # tokens per second, from a prefiller
     reports_s: float = 0.0  # between two reports of the engines' load; 0: they report none
     latency_s: float = 0.0  # of every first token, in addition to the replica's work: network, gateway, an engine's fixed costs
 
@@ -117,6 +119,10 @@ class Cache:
         """End of a request: its blocks were in use until now, and its answer's blocks are stored, as far as they are known."""
         self._reserve(-request.running_tokens)
         self.trie.insert("", request.kept, now, weight=_weight(request))
+
+    def drop(self, request: SimulatedRequest) -> None:
+        """End of a request that generates nothing here."""
+        self._reserve(-request.running_tokens)
 
     def hold(self, request: SimulatedRequest) -> None:
         """Store a request that was computed before the run."""
@@ -265,9 +271,13 @@ class Simulation:
             served.cached_tokens = replica.cache.take(served.request, now)
         replica.prefilling = True
         replica.running += 1
-        seconds = (served.request.tokens - served.cached_tokens) / replica.prefill_rate
+        seconds = self._seconds(served, replica.prefill_rate)
         replica.busy_s += seconds
         self._at(now + seconds, self._prefilled, served)
+
+    def _seconds(self, served: ServedRequest, rate: float) -> float:
+        """The duration of a prefill."""
+        return (served.request.tokens - served.cached_tokens) / rate
 
     def _prefilled(self, served: ServedRequest, now: float) -> None:
         replica = self._replicas[served.replica]
@@ -286,11 +296,14 @@ class Simulation:
         replica.cache.release(served.request, now)
         served.finished = now
         if not served.foreign:
-            self._placement.finished(served.handle, Outcome(True, served.request.tokens, served.cached_tokens), now)
+            self._placement.finished(served.handle, self._outcome(served), now)
             self._done.append(served)
             if following := self._source.after(served.request, now):
                 self._at(following[0], self._arrive, following[1])
         self._start(replica, now)  # also with a shared queue: while it is not empty, no other replica is free
+
+    def _outcome(self, served: ServedRequest) -> Outcome:
+        return Outcome(True, served.request.tokens, served.cached_tokens)
 
 
 # -- placements and results

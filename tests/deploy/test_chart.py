@@ -438,6 +438,8 @@ OTHER_VALUES: Mapping[str, Any] = {
     "routing.compare": True,
     "workflows.enabled": False,
     "workflows.directory": "/etc/workflows",
+    "kv_events": {"follow": True},
+    "health.wake": True,
     "tracing.endpoint": "http://otel-collector:4318",
 }
 

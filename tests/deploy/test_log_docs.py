@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import orjson
 import pytest
 
+from gateway.request import record
 from gateway.request.observers.access_log import AccessLog
 from gateway.request.record import SettledRequest
 from gateway.telemetry.request_log import RequestLog
@@ -46,7 +47,8 @@ def written() -> set[str]:
                 and ast.unparse(node.targets[0]) in ("record.fields", "fields_of_steps")
             ):
                 keys += node.value.keys
-    return {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+    names = {getattr(record, key.id) for key in keys if isinstance(key, ast.Name) and key.id.isupper()}
+    return names | {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
 
 
 def _is_line(node: ast.expr) -> bool:

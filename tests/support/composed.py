@@ -43,6 +43,7 @@ SECTIONS = {
     "sharing": {"sharing": {"url": "redis://h"}},
     "snapshots": {"snapshot": {"file": "auto"}},
     "tracing": {"tracing": {"sample": 1}},
+    "waking": {"health": {"wake": True}},
     "workers": {"workers": 2},
     "workflows": {"workflows": {"max_calls": 2}},
 }

@@ -33,7 +33,10 @@ class FakeRequest:
 
 Behaviour = Callable[[FakeRequest, asyncio.StreamWriter], Awaitable[None]]
 
-FACTS = frozenset(["/metrics", "/props", "/v1/loads", "/server_info", "/get_server_info"])  # what probes ask for
+# what probes ask for
+FACTS = frozenset(["/metrics", "/props", "/v1/loads", "/server_info", "/get_server_info", "/weight_info", "/model_info"]) | {
+    "/get_model_info"
+}
 
 
 def http(status: int, body: bytes, content_type: str = "application/json", *headers: str) -> bytes:

@@ -22,8 +22,9 @@ KEYS: Final = {
     "prefill": "prefill_rate",
     "decode": "decode_rate",
     "speed": "speed",
+    "prefillers": "prefillers",
 }
-WHOLE: Final = ("replicas", "kv_tokens")
+WHOLE: Final = ("replicas", "kv_tokens", "prefillers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,14 @@ class Variant:
     prefill_rate: float | None = None
     decode_rate: float | None = None
     speed: float | None = None
+    prefillers: int | None = None
 
     @property
     def words(self) -> str:
         """The variant as a part of a sentence."""
         parts = [
             self.replicas and f"{self.replicas} replica{'s' if self.replicas > 1 else ''}",
+            self.prefillers and f"{self.prefillers} replica{'s' if self.prefillers > 1 else ''} for prompts only",
             self.kv_tokens and f"{self.kv_tokens:,} KV tokens each",
             self.policy and f"policy {self.policy}",
             self.prefill_rate and f"{self.prefill_rate:,g} tokens/s of prefill",
@@ -79,7 +82,7 @@ def _number(key: str, text: str, *, whole: bool) -> int | float:
     except ValueError:
         number = math.nan
     kind = "whole number" if whole else "number"
-    most = MAX_REPLICAS if key == "replicas" else MOST
+    most = MAX_REPLICAS if key in ("replicas", "prefillers") else MOST
     least = 1 if whole else LEAST
     if not least <= number <= most or (whole and number != int(number)):
         example = "such as 12, 250k or 2M"

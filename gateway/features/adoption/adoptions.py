@@ -51,7 +51,7 @@ LOOKED_AT: Final = 1000  # newest running requests when a client leaves
 
 class AbandonedAnswer(DetachedAnswer):
     """An answer whose client has left. record: of its request. task: serves it; None: it has ended. given_up: it is
-    not for adoption any more. timer: of its grace; None: a client follows it. promised: a running request is about to adopt it.
+    not for adoption any more. timer: of its grace; None: a client follows it.
     """
 
     def __init__(self, kept: KeptAnswer, exchange: Exchange, task: asyncio.Task[None] | None, logs: Logs, core: Core) -> None:
@@ -60,7 +60,7 @@ class AbandonedAnswer(DetachedAnswer):
         self.identity: Identity = identity_of(exchange, kept.identify())
         self.place = place_of(exchange)
         self.task = task
-        self.given_up = self.promised = False
+        self.given_up = False
         self.timer: asyncio.TimerHandle | None = None
         super().__init__(
             (self.place[0], f"{self.record.id} {id(self):x}"), logs, exchange.request.lease.account.lease(), core.clock
@@ -102,7 +102,7 @@ class Adoptions(Abandonments):
 
     def left(self, kept: KeptAnswer, task: asyncio.Task[None] | None) -> bool:
         exchange = kept.exchange
-        if exchange is None or self._core.running.draining:
+        if exchange is None or exchange.instead is not None or self._core.running.draining:
             return False
         if self._has_older(identity_of(exchange, kept.identify()), exchange.record):
             return False
@@ -131,17 +131,19 @@ class Adoptions(Abandonments):
                 and keeper.awaits_equal(answer.kept)
                 and identity_of(newer, keeper.identify()) == answer.identity
             ):
-                answer.promised, newer.instead = True, partial(self._take_over, answer)
+                del self._waiting[answer.identity]  # its grace goes on until `_take_over`
+                newer.instead = partial(self._take_over, answer)
                 task.cancel()
                 return
 
     async def _take_over(self, answer: AbandonedAnswer, exchange: Exchange) -> ClientReply:
         """The answer for a request that has run itself so far. Raises GatewayError."""
-        answer.promised = False
-        if not exchange.request.attended:
-            raise ConnectionResetError("the client left")
         if answer.given_up:
             raise GatewayError(502, REPLICA_FAILED, "The replica failed while it answered. Send the request again.")
+        if exchange.ended_by is not None or not exchange.request.attended:
+            self._take(answer)
+            self._wait(answer)
+            raise exchange.ended_by.again() if exchange.ended_by is not None else ConnectionResetError("the client left")
         exchange.record.answer.own = True
         exchange.record.subject.generates = exchange.record.subject.metered = False
         return await self._adopt(exchange, answer)
@@ -188,7 +190,8 @@ class Adoptions(Abandonments):
 
     def _take(self, answer: AbandonedAnswer) -> None:
         """It waits no longer."""
-        del self._waiting[answer.identity]
+        if self._waiting.get(answer.identity) is answer:
+            del self._waiting[answer.identity]
         self.answers.waiting -= 1
         if answer.timer is not None:
             answer.timer.cancel()
@@ -242,7 +245,7 @@ class Adoptions(Abandonments):
         keeper = exchange.request.keeper
         assert isinstance(keeper, KeptAnswer)
         answer = self._waiting.get(identity_of(exchange, keeper.identify()))
-        if answer is None or answer.promised:
+        if answer is None:
             return None
         record = exchange.record
         self._require_rights(exchange, answer)

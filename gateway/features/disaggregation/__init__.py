@@ -1,6 +1,6 @@
 """Disaggregated prefill and decode: one replica computes a long prompt, another one takes it over and answers.
 
-    choose ──► a decoder, by load and transfer ──► its form ─┬─ short, or held there: it computes the prompt itself
+    choose ──► a decoder, by load and transfer ──► its form ─┬─ short, or cheaper there: it computes the prompt itself
                                                             ├─ vLLM:   prefill leg ──► `kv_transfer_params` ──► decode leg
                                                             └─ SGLang: both legs at once, with one `bootstrap_room`
 

@@ -1,6 +1,6 @@
 """The prefill leg: whether a prompt gets one, which prefiller computes it, and what becomes of a prefiller that fails.
 
-    way: no prefiller is up ─► local    the decoder lacks few tokens ─► local    a prefiller lacks HELD times as many ─► local
+    way: none is up, several answers, or the rule of router/pricing/legs.py ──► local
     leg: the best prefiller, by the router ──► fails without an answer ──► the best of the others, MAX_LEGS in all
 
 A prefiller that failed is blamed only once the decoder has answered the same prompt.
@@ -21,13 +21,12 @@ from gateway.fleet.state import ReplicaState
 from gateway.request.exchange import Exchange
 from gateway.upstream.client import UpstreamClient
 from router import Booking, Outcome, Router
+from router.pricing.legs import local_reason
 
-HELD: Final = 8  # times the tokens that the decoder lacks: a prefiller that lacks more saves nothing
 MAX_LEGS: Final = 2  # prefillers that may fail for one request: its prompt may be the cause
 REMOTE: Final = "remote"
-NO_PREFILLER, SHORT, HELD_HERE, SEVERAL = "no_prefiller", "short", "held", "several"
+NO_PREFILLER, SEVERAL = "no_prefiller", "several"
 FAILED, REFUSED, NO_PARAMS, NOT_TRANSFERRED = "prefill_failed", "prefill_refused", "no_params", "transfer_failed"
-WAYS: Final = (REMOTE, NO_PREFILLER, SHORT, HELD_HERE, SEVERAL, FAILED, REFUSED, NO_PARAMS, NOT_TRANSFERRED)
 
 
 class Leg:
@@ -103,11 +102,8 @@ class PrefillLegs:
         candidates = self._candidates(exchange)
         if not candidates:
             return NO_PREFILLER
-        lacking = exchange.booking.chosen.uncached_tokens
-        if lacking <= self._local_tokens():
-            return SHORT
         best = self._router.rank(exchange.booking.prompt, candidates, self.clock())[0].best
-        return HELD_HERE if best.uncached_tokens >= HELD * lacking else ""
+        return local_reason(exchange.booking.chosen, best, self._local_tokens())
 
     def begin(self, exchange: Exchange) -> Leg | None:
         """Book the best prefiller. None: none is up."""

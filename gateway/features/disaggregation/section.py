@@ -9,6 +9,7 @@ from msgspec import Meta
 from gateway.config.hints import EXPECTED, MAX_NUMBER
 from gateway.config.kinds import ConfigSection, about
 from gateway.config.sections import Section
+from router.pricing.legs import LOCAL_TOKENS
 
 
 class DisaggregationConfig(ConfigSection, frozen=True):
@@ -18,7 +19,7 @@ class DisaggregationConfig(ConfigSection, frozen=True):
         int,
         Meta(ge=0, le=MAX_NUMBER, extra={EXPECTED: "0 (none) or more"}),
         about("A decoder computes a prompt itself of which it lacks at most so many tokens."),
-    ] = 512
+    ] = LOCAL_TOKENS
 
 
 DISAGGREGATION: Final = Section(

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from gateway.errors import GatewayError, ReplicaFailure
+from gateway.request.ranks import to_rank
 from gateway.upstream.client import ReplicaCall, UpstreamClient
 
 LONGEST_S: Final = 60.0  # then it is sent again
@@ -34,14 +35,14 @@ ANSWERED, UNANSWERED, REFUSED = "answered", "unanswered", "refused"
 ENDS: Final = (ANSWERED, UNANSWERED, REFUSED)
 
 
-async def check(upstream: UpstreamClient, url: str, form: CheckForm) -> str:
+async def check(upstream: UpstreamClient, url: str, form: CheckForm, rank: int | None = None) -> str:
     """ANSWERED: the engine has generated a token; UNANSWERED: it has not within LONGEST_S, or its connection broke; REFUSED:
-    it takes no such request, which shows nothing.
+    it takes no such request, which shows nothing. rank: the data-parallel rank that is to answer.
     """
     fields = {**({"model": form.model} if form.model else {}), **({"stream": True} if form.stream else {})}
     try:
         for path, body in (("/v1/chat/completions", _CHAT), ("/v1/completions", _TEXT)):
-            status, answer = await _ask(upstream, url, path, {**fields, **body})
+            status, answer = await _ask(upstream, url, path, {**fields, **body}, rank)
             if status == 200:
                 texts = _DATA.findall(answer) if form.stream else ()
                 return ANSWERED if any(map(_has_choice, texts or (answer,))) else REFUSED
@@ -54,8 +55,9 @@ async def check(upstream: UpstreamClient, url: str, form: CheckForm) -> str:
     return REFUSED
 
 
-async def _ask(upstream: UpstreamClient, url: str, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
-    answer = await upstream.open(url, ReplicaCall("POST", path, _HEADERS, orjson.dumps(body), probe=True), LONGEST_S)
+async def _ask(upstream: UpstreamClient, url: str, path: str, body: dict[str, Any], rank: int | None) -> tuple[int, bytes]:
+    call = ReplicaCall("POST", path, _HEADERS, orjson.dumps(body), probe=True)
+    answer = await upstream.open(url, call if rank is None else to_rank(call, rank, b""), LONGEST_S)
     try:
         return answer.status, await answer.read(_MOST_BYTES)
     finally:

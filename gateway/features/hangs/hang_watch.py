@@ -35,7 +35,7 @@ from gateway.cluster.messages import decode
 from gateway.core import Core
 from gateway.features.hangs.check import ANSWERED, ENDS, REFUSED, CheckForm, check
 from gateway.features.hangs.metrics import HangMetrics
-from gateway.features.hangs.moving import MovingRequests
+from gateway.features.hangs.moving import MovingRequests, running_at
 from gateway.features.hangs.progress import FLOOR_S, LOOKED_AT, ReplicaProgress, explained_s
 from gateway.fleet.engines import UNKNOWN
 from gateway.fleet.state import ReplicaState
@@ -188,7 +188,7 @@ class HangWatch:
         progress.page(state.facts, now)
         if now - progress.since < FLOOR_S:
             return  # nearly always
-        seen = SeenRequests(self._upstream.running(state.url).items())
+        seen = SeenRequests(running_at(self._upstream, state))
         progress.tokens(seen.tokens, now)
         if watched.check is not None:
             if now - watched.checked_at >= CHECK_S and progress.since < watched.checked_at and seen.any:
@@ -218,7 +218,7 @@ class HangWatch:
         if load is not None and load.computed_at > (watched.hung_since or 0.0):
             self._works_again(state, watched, now)
             return
-        seen = SeenRequests(self._upstream.running(state.url).items())
+        seen = SeenRequests(running_at(self._upstream, state))
         before = watched.progress.since
         watched.progress.tokens(seen.tokens, now)
         if watched.progress.since > before:
@@ -244,7 +244,7 @@ class HangWatch:
         for end in ENDS:
             self._metrics.checks.add((state.name, end), 0)
         watched.checked_at, watched.form = now, form
-        watched.check = task = asyncio.get_running_loop().create_task(check(self._upstream, state.url, form))
+        watched.check = task = asyncio.get_running_loop().create_task(check(self._upstream, state.url, form, state.member.rank))
         task.add_done_callback(partial(self._checked, state, watched))
 
     def _checked(self, state: ReplicaState, watched: WatchedReplica, task: asyncio.Task[str]) -> None:

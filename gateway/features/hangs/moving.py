@@ -8,6 +8,16 @@ from gateway.features.hangs.metrics import HangMetrics
 from gateway.fleet.state import ReplicaState
 from gateway.request.attempts import MAX_REACHED
 from gateway.request.exchange import Exchange
+from gateway.upstream.client import UpstreamClient
+from gateway.upstream.connection import Connection
+
+
+def running_at(upstream: UpstreamClient, state: ReplicaState) -> list[tuple[Connection, object]]:
+    """The requests that run at a replica, by their connections. The data-parallel ranks of a server share its connections."""
+    running = list(upstream.running(state.url).items())
+    if state.member.rank is None:
+        return running
+    return [each for each in running if isinstance(each[1], Exchange) and each[1].booking.lease.replica == state.name]
 
 
 class MovingRequests:
@@ -23,7 +33,7 @@ class MovingRequests:
 
     def move(self, state: ReplicaState, now: float) -> None:
         """Move the requests without a first token for which another replica is left. O(its requests)."""
-        for connection, exchange in list(self._upstream.running(state.url).items()):
+        for connection, exchange in running_at(self._upstream, state):
             if connection.awaits_token and isinstance(exchange, Exchange) and self._moves(exchange, now):
                 self._metrics.moved.add((state.name,))
                 connection.give_up(ReplicaFailure(HUNG, "it answers probes, and generates nothing", blameless=True))

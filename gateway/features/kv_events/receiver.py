@@ -33,7 +33,7 @@ PAUSE_S: Final = 0.00005
 CHECKED: Final = 1000  # blocks
 TICK_S: Final = 1.0
 CLOSING_S: Final = 5.0
-BLOCK_BYTES: Final = 260  # of a block in holdings, as measured
+BLOCK_BYTES: Final = 200  # of a block in holdings: 182 as measured
 END: Final = b"\xff" * 8
 _NUMBER_BYTES: Final = 8
 

@@ -28,17 +28,22 @@ _HEADERS: Final = b"Accept: application/json\r\nAccept-Encoding: identity\r\n"
 
 
 async def sources_of(upstream: UpstreamClient, state: ReplicaState) -> list[Source]:
-    """The publishers; empty if the replica names none that can be followed. Raises ReplicaFailure, GatewayError."""
-    url, host = state.url, parse_address(state.url).host
-    named: Any = await _ask(upstream, url, "/kv_event_sources")
+    """The publishers, of a rank only its own; empty if none can be followed. Raises ReplicaFailure, GatewayError."""
+    host, own = parse_address(state.url).host, state.member.rank
+    named = await _named(upstream, state)
+    found = (_source(state, host, rank, about, shift) for rank, about, shift in named if own is None or rank == own)
+    return [source for source in found if source is not None]
+
+
+async def _named(upstream: UpstreamClient, state: ReplicaState) -> list[tuple[int, Mapping[str, Any], int]]:
+    """(rank, the arguments of its publisher, the distance of its ports from the ones there) of each rank."""
+    named: Any = await _ask(upstream, state.url, "/kv_event_sources")
     if isinstance(named, dict):
-        ranks = [
-            (int(rank), each) for rank, each in list(named.items())[:MAX_RANKS] if rank.isdecimal() and isinstance(each, dict)
-        ]
-        return [source for rank, each in ranks if (source := _source(state, host, rank, each, 0))]
+        ranks = list(named.items())[:MAX_RANKS]
+        return [(int(rank), each, 0) for rank, each in ranks if rank.isdecimal() and isinstance(each, dict)]
     if state.engine.name != "sglang":
         return []
-    about: Any = await _ask(upstream, url, "/server_info") or await _ask(upstream, url, "/get_server_info")
+    about: Any = await _ask(upstream, state.url, "/server_info") or await _ask(upstream, state.url, "/get_server_info")
     config = about.get("kv_events_config") if isinstance(about, dict) else None
     if isinstance(config, str):
         try:
@@ -48,9 +53,7 @@ async def sources_of(upstream: UpstreamClient, state: ReplicaState) -> list[Sour
     if not isinstance(config, dict):
         return []
     size = about.get("dp_size")
-    ranks_count = size if type(size) is int and 0 < size <= MAX_RANKS else 1
-    found = (_source(state, host, rank, config, rank) for rank in range(ranks_count))
-    return [source for source in found if source]
+    return [(rank, config, rank) for rank in range(size if type(size) is int and 0 < size <= MAX_RANKS else 1)]
 
 
 def _source(state: ReplicaState, host: str, rank: int, about: Mapping[str, Any], shift: int) -> Source | None:

@@ -33,7 +33,7 @@ from gateway.features.workflows.language.json_schema import document_schema
 from gateway.features.workflows.metrics import WorkflowsMetrics
 from gateway.features.workflows.plan_answers import PlanAnswers
 from gateway.features.workflows.recent_runs import RecentRuns
-from gateway.features.workflows.run_request import PlannedRun, RunRequests, read_body
+from gateway.features.workflows.run_request import RunRequests, read_body
 from gateway.features.workflows.running.calls import ModelCalls
 from gateway.features.workflows.running.event_stream import EventSender, error_event, event_bytes, unread_logs
 from gateway.features.workflows.running.messages import RunEvent
@@ -147,14 +147,14 @@ class WorkflowApi:
         if exchange.notes is not None:
             exchange.notes.enter(RUN, self._core.clock())
         if body.background:
-            return await self._background.begin(exchange, order, planned.label, raw, stream=body.stream)
+            return await self._background.begin(exchange, order, raw, stream=body.stream)
         if body.stream:
-            return await self._streamed(exchange, planned, order)
+            return await self._streamed(exchange, order)
         run = WorkflowRun(f"run_{uuid4().hex}", order, exchange.request, self._services, _ignored)
-        await self._perform(run, planned)
+        await self._perform(run)
         return self._json(exchange, run.as_json())
 
-    async def _streamed(self, exchange: Exchange, planned: PlannedRun, order: RunOrder) -> ClientReply:
+    async def _streamed(self, exchange: Exchange, order: RunOrder) -> ClientReply:
         core, record = self._core, exchange.record
         id_ = f"run_{uuid4().hex}"
         lease = exchange.request.lease.account.lease()
@@ -168,20 +168,20 @@ class WorkflowApi:
         record.status, record.subject.stream = 200, True
         try:
             reply = core.replies.begin(exchange, 200, None, STREAM_LINES)
-            record.error = await self._with_client(run, planned, events, reply)
+            record.error = await self._with_client(run, events, reply)
         finally:
             self._logs.forget(key)
         record.answer.ok = record.answer.complete = not record.error
         return reply
 
-    async def _with_client(self, run: WorkflowRun, planned: PlannedRun, events: EventLog, reply: ClientReply) -> str:
+    async def _with_client(self, run: WorkflowRun, events: EventLog, reply: ClientReply) -> str:
         """Run it beside the client that reads its events; when one of them ends early, so does the other. Returns the error of
         its stream, or "".
         """
 
         async def perform() -> None:
             try:
-                await self._perform(run, planned)
+                await self._perform(run)
             finally:
                 events.end()
 
@@ -202,15 +202,14 @@ class WorkflowApi:
             await asyncio.gather(running, return_exceptions=True)
         return ""
 
-    async def _perform(self, run: WorkflowRun, planned: PlannedRun) -> None:
+    async def _perform(self, run: WorkflowRun) -> None:
         metrics, begun = self._metrics, self._core.clock()
-        name = planned.label
         self._recent.begin(run)
         try:
             await run.run()
         finally:
             self._recent.end(run)
-            metrics.count_run(name, run, self._core.clock() - begun)
+            metrics.count_run(run, self._core.clock() - begun)
 
     def _json(self, exchange: Exchange, value: object) -> ClientReply:
         record = exchange.record

@@ -22,7 +22,7 @@ from gateway.features.workflows.section import MODEL_PREFIX
 from gateway.request.rights import Rights
 
 PREFIX: Final = MODEL_PREFIX
-OPERATOR, TENANT = "operator", "tenant"
+OPERATOR, TENANT, INLINE = "operator", "tenant", "inline"
 FORMS: Final[Mapping[str, str]] = {".yaml": YAML, ".yml": YAML, ".py": PYTHON}
 
 

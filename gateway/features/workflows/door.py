@@ -26,7 +26,7 @@ from gateway.features.workflows.language.functions import FUNCTIONS
 from gateway.features.workflows.language.inputs import MESSAGES
 from gateway.features.workflows.language.values import text_of
 from gateway.features.workflows.language.workflow import RunLimits, Workflow
-from gateway.features.workflows.run_request import PlannedRun, RunRequestBody, RunRequests
+from gateway.features.workflows.run_request import RunRequestBody, RunRequests
 from gateway.features.workflows.running.event_stream import EventSender
 from gateway.features.workflows.running.messages import RunEvent
 from gateway.features.workflows.running.outputs import PASSING, PASSING_RESET
@@ -39,7 +39,7 @@ from gateway.request.notes import RUN
 from gateway.request.phases.replies import JSON_LINE, STREAM_LINES
 from gateway.request.pulses import counts_events
 
-Perform = Callable[[WorkflowRun, PlannedRun], Awaitable[None]]
+Perform = Callable[[WorkflowRun], Awaitable[None]]
 
 
 class WorkflowDoor:
@@ -69,9 +69,9 @@ class WorkflowDoor:
             exchange.notes.enter(RUN, self._core.clock())
         answer = DoorAnswer(exchange, form, primary, yielded=planned.workflow.outputs is None)
         if exchange.api.stream:
-            return await self._streamed(exchange, planned, order, answer)
+            return await self._streamed(exchange, order, answer)
         run = answer.run = self._run(exchange, order, answer.take)
-        await self._perform(run, planned)
+        await self._perform(run)
         answer.require_complete()
         body_bytes = form.whole(answer.completion())
         return self._begun(exchange, body_bytes, JSON_LINE, answer)
@@ -92,7 +92,7 @@ class WorkflowDoor:
         record.answer.ok = record.answer.complete = True
         return reply
 
-    async def _streamed(self, exchange: Exchange, planned: PlannedRun, order: RunOrder, answer: DoorAnswer) -> ClientReply:
+    async def _streamed(self, exchange: Exchange, order: RunOrder, answer: DoorAnswer) -> ClientReply:
         lease = exchange.request.lease.account.lease()
         run = answer.run = self._run(exchange, order, answer.take)
         key = ("", run.id)
@@ -101,7 +101,7 @@ class WorkflowDoor:
 
         async def perform() -> None:
             try:
-                await self._perform(run, planned)
+                await self._perform(run)
                 answer.finish()
             finally:
                 log.end()

@@ -42,9 +42,9 @@ class WorkflowsMetrics:
         )
         self.running = make.gauge("workflow_running", "Runs at this moment.", merge_rule=merge_sum)
 
-    def count_run(self, name: str, run: WorkflowRun, seconds: float) -> None:
-        """A run has ended. name: bounded."""
-        usage = run.usage
+    def count_run(self, run: WorkflowRun, seconds: float) -> None:
+        """A run has ended."""
+        name, usage = run.counted_as, run.usage
         self.runs.add((name, run.scheduler.status))
         self.seconds.observe((name,), seconds)
         self.wasted.add((), usage["wasted_tokens"])

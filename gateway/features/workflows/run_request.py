@@ -18,7 +18,7 @@ from gateway.errors import GatewayError, bad_request
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.workflows.compiler import WorkflowCompiler, require_body_size, require_size
 from gateway.features.workflows.connectors import Connectors
-from gateway.features.workflows.directory import OPERATOR, TENANT, NamedWorkflow, WorkflowLibrary
+from gateway.features.workflows.directory import OPERATOR, NamedWorkflow, WorkflowLibrary
 from gateway.features.workflows.language.document import ConnectorCall, ModelCall
 from gateway.features.workflows.language.faults import OVER_LIMITS, DocumentFaults
 from gateway.features.workflows.language.inputs import read_inputs
@@ -34,7 +34,6 @@ from gateway.features.workflows.stored.naming import WorkflowNames
 from gateway.request.client import Caller
 from gateway.request.exchange import Exchange
 
-INLINE: Final = "inline"
 MAX_METADATA: Final = 16 << 10  # bytes
 _MAX_SCANNED: Final = 1 << 21  # strings and brackets of a body
 _KEYS: Final = ("workflow", "program", "inputs", "stream", "background", "limits", "metadata")
@@ -66,11 +65,6 @@ class PlannedRun:
     def defined(self) -> bool:
         """True if the operator has defined it."""
         return self.named is not None and self.named.source == OPERATOR
-
-    @property
-    def label(self) -> str:
-        """The workflow in metrics: a name only if it is the operator's, because clients choose the others."""
-        return self.workflow.name if self.defined else TENANT if self.named else INLINE
 
 
 class RunRequests:

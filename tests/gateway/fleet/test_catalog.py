@@ -43,6 +43,7 @@ class Replica:
     models: Mapping[str, ModelEntry]
     live: bool = True
     doubtful: bool = False
+    answers: bool = True
 
 
 def pool_of(replicas: Sequence[Replica], models: Sequence[str] = ()) -> Pool:

@@ -8,7 +8,7 @@ import pytest
 
 from router import Outcome, Replica, Router
 from router.index.blocks import text_keys
-from router.learning.shares import LEAST, MAX_CLIENTS, Share, Shares
+from router.learning.shares import LEAST, MAX_CLIENTS, CacheShare, CacheShares
 from router.types import Prompt
 
 TTL_S = 10_000.0
@@ -95,7 +95,7 @@ def test_a_replica_that_loses_its_cache_thrice_has_no_share() -> None:
 
 
 def test_the_share_stays_within_what_is_possible_and_no_single_client_moves_it() -> None:
-    share = Share(4)
+    share = CacheShare(4)
     for client in range(5):
         for _ in range(200):
             share.learn(client, 1000.0, 600.0)
@@ -107,14 +107,14 @@ def test_the_share_stays_within_what_is_possible_and_no_single_client_moves_it()
         share.learn(client, 1e9, -5.0)
     assert share.value == 1 / 4
     assert len(share._clients) <= MAX_CLIENTS
-    hidden = Share()
+    hidden = CacheShare()
     for client in range(20):
         hidden.learn(client, 1e12, 0.0)
     assert hidden.value == LEAST
 
 
 def test_hidden_caches_that_are_none_are_given_up_and_known_ones_change() -> None:
-    shares = Shares()
+    shares = CacheShares()
     shares.contradicted("r")
     shares.contradicted("r")
     assert shares.believed({"r": 10, "s": 10}) == {"r": 5, "s": 10}

@@ -47,13 +47,13 @@ class BackgroundAnswers:
         self._core = core
         self._runs = runs
 
-    async def begin(self, exchange: Exchange, order: RunOrder, name: str, body: bytes, *, stream: bool) -> ClientReply:
-        """Starts a run. name: of its workflow, for metrics. stream: the client gets its events. Raises GatewayError."""
+    async def begin(self, exchange: Exchange, order: RunOrder, body: bytes, *, stream: bool) -> ClientReply:
+        """Starts a run. stream: the client gets its events. Raises GatewayError."""
         given = exchange.request.headers.get("Idempotency-Key") or ""
         if given and not (len(given) <= MAX_KEY and given.isprintable()):
             raise bad_request(f"An Idempotency-Key has at most {MAX_KEY} printable characters.")
         request = IdempotentRequest(given, xxh3_128_hexdigest(body))
-        stored = await self._runs.start(exchange, order, name, request, len(body))
+        stored = await self._runs.start(exchange, order, request, len(body))
         if stream:
             return await self._follow(exchange, stored.key, None)
         return self._json(exchange, self._object(stored), 202)

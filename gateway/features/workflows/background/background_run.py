@@ -14,7 +14,7 @@ from gateway.features.workflows.running.run import WorkflowRun
 
 
 class BackgroundRun:
-    """client: of its place. name: of its workflow, for metrics. released: another gateway goes on with it, or it was deleted.
+    """client: of its place. released: another gateway goes on with it, or it was deleted.
     task: runs it.
     """
 
@@ -22,11 +22,10 @@ class BackgroundRun:
     journal: StoredRunJournal
     task: asyncio.Task[None]
 
-    def __init__(self, key: RunKey, client: str, name: str, lease: MemoryLease, logs: Logs, first: int = 0) -> None:
+    def __init__(self, key: RunKey, client: str, lease: MemoryLease, logs: Logs, first: int = 0) -> None:
         """lease: of its values. first: number of its first event."""
         self.key = key
         self.client = client
-        self.name = name
         self.lease = lease
         self.released = False
         self.first = first

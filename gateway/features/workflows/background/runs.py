@@ -45,11 +45,9 @@ from gateway.features.workflows.background.stored_run import (
     stored_run,
     unfinished,
 )
-from gateway.features.workflows.directory import TENANT
 from gateway.features.workflows.language.faults import DocumentError
 from gateway.features.workflows.metrics import WorkflowsMetrics
 from gateway.features.workflows.recent_runs import RecentRuns
-from gateway.features.workflows.run_request import INLINE
 from gateway.features.workflows.running.origin import AdoptedRunOrigin, RunOrigin
 from gateway.features.workflows.running.recorded import ResumedRun
 from gateway.features.workflows.running.run import WorkflowRun
@@ -121,9 +119,9 @@ class BackgroundRuns(ProcessRuns[BackgroundRun]):
 
     # -- starts
 
-    async def start(self, exchange: Exchange, order: RunOrder, name: str, request: IdempotentRequest, size: int) -> StoredRun:
-        """Stores and starts a run, or finds the run of an earlier request with the same key. name: of its workflow, in metrics.
-        size: of the body. Raises GatewayError.
+    async def start(self, exchange: Exchange, order: RunOrder, request: IdempotentRequest, size: int) -> StoredRun:
+        """Stores and starts a run, or finds the run of an earlier request with the same key. size: of the body.
+        Raises GatewayError.
         """
         core, caller = self._core, exchange.caller
         if core.running.draining or self._closing:
@@ -138,7 +136,7 @@ class BackgroundRuns(ProcessRuns[BackgroundRun]):
         if not self._places.admit(key[0], client):
             raise places_full(self._places, key[0])
         lease = account.lease()
-        one = BackgroundRun(key, client, name, lease, self.logs)
+        one = BackgroundRun(key, client, lease, self.logs)
         try:
             if not lease.grow(size):
                 raise over_budget(0, account.largest, size)
@@ -211,12 +209,12 @@ class BackgroundRuns(ProcessRuns[BackgroundRun]):
         self._recent.begin(one.run)
         try:
             await one.run.run()
-            self._metrics.count_run(one.name, one.run, self._core.clock() - begun)
+            self._metrics.count_run(one.run, self._core.clock() - begun)
         except asyncio.CancelledError:
             if not one.released:
                 raise
             if await self._is_deleted(one):
-                self._metrics.count_run(one.name, one.run, self._core.clock() - begun)
+                self._metrics.count_run(one.run, self._core.clock() - begun)
         except Exception:  # a bug: another gateway may go on with it
             log.exception("a run failed by a bug", extra={"run": one.key[1]})
             one.released = True
@@ -317,8 +315,7 @@ class BackgroundRuns(ProcessRuns[BackgroundRun]):
             receipt=orjson.loads(stored.receipt) if stored.receipt else {},
         )
         lease.grow(stored.size)
-        name = order.workflow.name if order.defined else TENANT if order.version is not None else INLINE
-        one = BackgroundRun(stored.key, lease.account.client, name, lease, self.logs, first)
+        one = BackgroundRun(stored.key, lease.account.client, lease, self.logs, first)
         self._compose(one, order, AdoptedRunOrigin(_PATH, stored.tenant, stored.key_id, lease), store, resumed)
         self._start(one)
         return True

@@ -304,6 +304,11 @@ class WorkflowRun:
     # -- the run as JSON
 
     @property
+    def counted_as(self) -> str:
+        """The workflow in metrics."""
+        return self._order.counted_as
+
+    @property
     def usage(self) -> Mapping[str, Any]:
         return self._usage.as_json()
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gateway.features.workflows.directory import INLINE, TENANT
 from gateway.features.workflows.language.plan import WorkflowPlan
 from gateway.features.workflows.language.workflow import Workflow
 from gateway.features.workflows.running.calls import ModelCalls
@@ -51,7 +52,12 @@ class RunOrder:
     def label(self) -> str:
         """The name of the workflow in logs and the ledger: a document of a request may have any name."""
         name = self.workflow.name
-        return name if self.defined or self.version is not None else f"inline:{name}"
+        return name if self.defined or self.version is not None else f"{INLINE}:{name}"
+
+    @property
+    def counted_as(self) -> str:
+        """The workflow in metrics: a name only if it is the operator's, because clients choose the others."""
+        return self.workflow.name if self.defined else TENANT if self.version is not None else INLINE
 
 
 @dataclass(frozen=True, slots=True)

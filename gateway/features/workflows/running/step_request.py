@@ -21,6 +21,7 @@ from gateway.upstream.client import PausableSource
 MAX_ERROR: Final = 64 << 10  # bytes of an error's body
 
 _DROPPED: Final = re.compile(rb"(?im)^(?:content-[^:\r\n]*|idempotency-key|prompt-log|x-priority):[^\n]*\n")
+_OF_ITS_BODY: Final = frozenset(["Idempotency-Key", "Prompt-Log"])
 _STREAM: Final = re.compile(rb"(?:^|\n)content-type: ?text/event-stream", re.IGNORECASE)
 _RETRY: Final = re.compile(rb"(?:^|\n)retry-after: ?(\d{1,6})\r?\n", re.IGNORECASE)
 _UNFIT: Final = re.compile(r"response_format|json_schema|structured|guided|grammar|constrain", re.IGNORECASE)
@@ -42,34 +43,36 @@ class StepRequest(InternalRequest):
         super().__init__(asked, id_, lambda: reply, lease, path)
         self.fields, self.made_for = context.fields, context.notes
         self.killed = False
+        self.headers = self._headers = _StepHeaders(self.headers)
         self._lines = _DROPPED.sub(b"", self._lines) + b"Content-Type: application/json\r\n"
 
     def yield_to_certain(self, grant: Rights | None) -> None:
-        """Have it wait one priority below the others of its caller. grant: the caller's."""
-        self.headers = _LowerPriority(self.headers, grant.priority if grant is not None else None)
+        """Have it wait one priority below the others of its caller (`Target.wait`). grant: the caller's."""
+        given = self.headers.get(PRIORITY_HEADER)
+        try:
+            own = priority_of(given)
+        except GatewayError:
+            return  # it is refused
+        if grant is not None:
+            own = grant.priority if given is None else min(own, grant.priority)
+        self._headers.priority = str(max(-MAX_PRIORITY, own - 1))
 
     @property
     def cancelled(self) -> bool:
         return self.killed
 
 
-class _LowerPriority:
-    """Headers with a priority one below that of their sender. most: of its key (`Target.wait`); None: it has none."""
+class _StepHeaders:
+    """The headers of the client's request, without those about its own body. priority: in place of the client's."""
 
-    def __init__(self, headers: Headers, most: int | None) -> None:
-        self._headers, self._most = headers, most
+    def __init__(self, headers: Headers) -> None:
+        self._headers = headers
+        self.priority: str | None = None
 
     def get(self, name: str, /) -> str | None:
-        given = self._headers.get(name)
-        if name != PRIORITY_HEADER:
-            return given
-        try:
-            own = priority_of(given)
-        except GatewayError:
-            return given  # which is refused
-        if self._most is not None:
-            own = self._most if given is None else min(own, self._most)
-        return str(max(-MAX_PRIORITY, own - 1))
+        if name == PRIORITY_HEADER and self.priority is not None:
+            return self.priority
+        return None if name in _OF_ITS_BODY else self._headers.get(name)
 
 
 class StepReply(ClientReply):

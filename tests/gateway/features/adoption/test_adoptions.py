@@ -28,6 +28,7 @@ from gateway.features.runs.event_log import Logs
 from gateway.features.runs.places import RunPlaces
 from gateway.request.exchange import Exchange
 from gateway.request.record import new_record
+from gateway.server.http.request import HttpRequest
 from gateway.upstream.client import PausableSource
 from router import Router
 from tests.gateway.conftest import Running, eventually, running
@@ -567,6 +568,32 @@ async def test_a_request_that_comes_before_its_client_has_left_gets_the_older_ge
         assert (first_line["status"], line["status"], line["adopted"]) == (200, 200, "first")
         assert (line["replica"], line["reason"], line["completion_tokens"]) == ("", "", None)
         assert await abandoned(run) == {"adopted": 1}
+        await eventually(lambda: nothing_is_held(run))
+
+
+@pytest.mark.parametrize(("leave", "stay"), [((1, 0), (2, 3)), ((0, 2), (1,))])
+async def test_those_that_leave_at_once_are_handed_over(leave: tuple[int, int], stay: tuple[int, ...]) -> None:
+    """The younger one first: the older one must not end it in favour of itself. Or one that has just been given the answer."""
+    go = asyncio.Event()
+    async with FakeReplica([once(go, answers())]) as replica, patient(replica) as run:
+        data, clients = sent(CHAT, body_of(CHAT, stream=False)), dict[int, asyncio.Task[tuple[int, dict[str, str], bytes]]]()
+        async with contextlib.AsyncExitStack() as stack:
+            for number in range(len(leave) + len(stay)):
+                if number in stay:
+                    clients[number] = asyncio.create_task(gets(run, data))
+                else:
+                    (await stack.enter_async_context(dial(run)))[1].write(data)
+                await eventually(lambda n=number: len(replica.requests) == n + 1)
+            begun = sorted(run.gateway.running.exchanges, key=lambda exchange: exchange.record.begun)
+            for exchange in [begun[number] for number in leave]:  # in one turn of the loop
+                assert isinstance(exchange.request, HttpRequest)
+                transport = exchange.request.connection.transport
+                assert transport is not None
+                transport.abort()
+        await eventually(lambda: replica.gone == 2)
+        go.set()
+        assert [(await each)[0] for each in clients.values()] == [200 for _ in stay]
+        assert await abandoned(run) == {"adopted": len(stay)}
         await eventually(lambda: nothing_is_held(run))
 
 

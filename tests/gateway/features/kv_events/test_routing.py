@@ -51,7 +51,7 @@ async def engine(kv_tokens: int = 8000) -> AsyncIterator[Engine]:
     config = SimConfig(kv_tokens=kv_tokens, block_size=BLOCK, prefill_rate=1e6, decode_rate=2000.0, max_batch=64)
     with contextlib.closing(publisher):
         watched = WatchedEngine(config, listeners=[publisher])
-        async for replica in serve(watched, None, ServerConfig(events=source)):
+        async for replica in serve(watched, None, ServerConfig(events=[source])):
             yield Engine(replica, publisher)
 
 

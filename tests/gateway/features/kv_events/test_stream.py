@@ -94,7 +94,7 @@ ACTION = st.sampled_from(["compute"] * 6 + ["again", "lose", "lose", "clear", "r
 ENGINES = st.tuples(st.integers(1, 3), st.booleans(), st.sampled_from([0, 12, 60]), st.sampled_from(["map", "array"]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 1 << 32),
     actions=st.lists(ACTION, max_size=40),

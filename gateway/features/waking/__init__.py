@@ -1,0 +1,1 @@
+"""Sleeping engines are woken when all others of their pool are full."""
