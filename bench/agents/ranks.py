@@ -32,7 +32,7 @@ from bench.measure.machine import command as command_of
 from bench.measure.machine import versions
 from gateway.commands.demo.processes import Process, ready_url
 
-MODEL, RANKS, REPLICAS, TURNS, OUTPUT, WORDS = "sim", 4, 2, 6, 20, 250
+MODEL, RANKS, REPLICAS, TURNS, OUTPUT = "sim", 4, 2, 6, 20
 FLAGS = ("--engine", "sim", "--prefill-rate", "4000", "--kv-tokens", "60000", "--ranks", str(RANKS))
 THINK_S = 0.3
 
@@ -88,10 +88,12 @@ async def turn(
     return first - begun, "".join(pieces), usage
 
 
-async def converse(session: aiohttp.ClientSession, port: int, model: str, chance: random.Random, counted: Counted) -> None:
+async def converse(
+    session: aiohttp.ClientSession, port: int, model: str, size: int, chance: random.Random, counted: Counted
+) -> None:
     messages, before = list[dict[str, str]](), 0
     for number in range(TURNS):
-        messages.append({"role": "user", "content": words(chance, WORDS)})
+        messages.append({"role": "user", "content": words(chance, size)})
         ttft_s, text, usage = await turn(session, port, model, messages)
         if ttft_s < 0 or not usage:
             counted.failed += 1
@@ -108,11 +110,11 @@ async def converse(session: aiohttp.ClientSession, port: int, model: str, chance
         await asyncio.sleep(chance.uniform(0, 2 * THINK_S))
 
 
-async def crowd(port: int, model: str, conversations: int, seed: str) -> Counted:
+async def crowd(port: int, model: str, conversations: int, size: int, seed: str) -> Counted:
     counted = Counted()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), read_bufsize=1 << 20) as session:
         chances = [random.Random(f"{seed} {number}") for number in range(conversations)]
-        await asyncio.gather(*[converse(session, port, model, chance, counted) for chance in chances])
+        await asyncio.gather(*[converse(session, port, model, size, chance, counted) for chance in chances])
     return counted
 
 
@@ -133,7 +135,7 @@ def simulated() -> Iterator[list[str]]:
         process.stop()
 
 
-def rows(urls: Sequence[str], model: str, conversations: int, before: Path | None, seed: int) -> Iterator[str]:
+def rows(urls: Sequence[str], model: str, conversations: int, size: int, before: Path | None, seed: int) -> Iterator[str]:
     """The lines of the table."""
     cores = os.sched_getaffinity(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -141,7 +143,7 @@ def rows(urls: Sequence[str], model: str, conversations: int, before: Path | Non
             with contextlib.ExitStack() as stack:
                 running: Running = stack.enter_context(started(system, list(urls), Path(folder) / str(place), cores, _lists))
                 time.sleep(3)  # the first probes of the metrics
-                counted = asyncio.run(crowd(running.port, model, conversations, f"{seed} {place}"))
+                counted = asyncio.run(crowd(running.port, model, conversations, size, f"{seed} {place}"))
             title = before.name if before and system.name == BEFORE else system.name
             ttft = sorted(counted.ttft) or [0.0]
             times = f"{sum(ttft) / len(ttft):.2f} | {ttft[int(0.95 * (len(ttft) - 1))]:.2f}"
@@ -160,20 +162,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--url", help="a running server with ranks, in place of simulated ones")
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--conversations", type=int, default=24)
+    parser.add_argument("--words", type=int, default=250, help="of a user's turn")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="folder of the report")
     chosen = parser.parse_args(arguments)
     engine = f"{REPLICAS} `warmroute replica {' '.join(FLAGS)}`" if not chosen.url else f"the server {chosen.url}"
     lines = [
         "# Data-parallel ranks\n",
-        f"Made by {command_of('bench.agents.ranks', arguments)}: {versions()}. {engine}; {chosen.conversations} conversations"
-        f" of {TURNS} turns, {WORDS} words each. Turns after the first. *ranks: 1*: the same, but requests name no rank.\n",
+        f"Made by {command_of('bench.agents.ranks', arguments)}: {versions()}. {engine}; {chosen.conversations}"
+        f" conversations of {TURNS} turns, {chosen.words} words each. Turns after the first; *ranks: 1* names no rank.\n",
         "| system | turns | stay | cached | computed tokens | TTFT mean s | p95 |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     with contextlib.ExitStack() as stack:
         urls = [chosen.url] if chosen.url else stack.enter_context(simulated())
-        for row in rows(urls, chosen.model, chosen.conversations, chosen.before, chosen.seed):
+        for row in rows(urls, chosen.model, chosen.conversations, chosen.words, chosen.before, chosen.seed):
             print(row, flush=True)
             lines.append(row)
     if chosen.out:

@@ -75,12 +75,20 @@ class KnownRanks:
 
     def refused(self, member: Member) -> bool:
         """The server has refused a request because of its rank. True if its members change."""
-        known = self._found.setdefault(server_of(member), _Found(member.ranks or 1, addressed=member.ranks is not None))
+        known = self._known(member)
         if not known.addressed:
             return False
         known.addressed, known.refused = False, known.caches
+        self._found[server_of(member)] = known
         log.warning("replica refuses one of its data-parallel ranks: requests name none", extra={"replica": member.name})
         return True
+
+    def _known(self, member: Member) -> _Found:
+        """The number of a server's ranks: configured, or found in its metrics."""
+        known = self._found.get(server_of(member))
+        if known is None or member.ranks not in (None, known.caches):
+            return _Found(member.ranks or 1, addressed=member.ranks is not None)
+        return known
 
     def keep(self, members: Members) -> None:
         """Forget the servers that are no members. O(servers with ranks)."""
@@ -94,7 +102,7 @@ class KnownRanks:
             return members
         expanded, room = dict[str, Member](), MAX_REPLICAS - len(members)
         for name, member in members.items():
-            known = self._found.get(server_of(member)) or _Found(member.ranks or 1, addressed=member.ranks is not None)
+            known = self._known(member)
             count = known.caches
             if count == 1:
                 expanded[name] = member

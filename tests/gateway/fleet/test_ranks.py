@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -255,7 +256,26 @@ def test_fewer_ranks_count_after_some_pages_in_a_row() -> None:
     assert known.expand({"a": member}) == {"a": member}
 
 
-def test_what_is_unknown_of_a_rank_is_an_equal_part() -> None:
+def test_the_configuration_replaces_what_was_found_and_a_refusal_counts_for_its_number() -> None:
+    known, member = KnownRanks(), Member("a", "http://a", "p")
+    known.found(member, VLLM, Facts(VLLM, caches=4, ranks=(Facts(VLLM),) * 4))
+
+    def expanded(ranks: int | None) -> list[tuple[str, int]]:
+        named = replace(member, ranks=ranks)
+        return [(each.name, each.caches) for each in known.expand({"a": named}).values()]
+
+    assert len(expanded(None)) == 4
+    assert expanded(1) == [("a", 1)]
+    assert expanded(2) == [("a#0", 1), ("a#1", 1)]
+    assert known.refused(replace(member, name="a#1", server="a", ranks=2, rank=1))
+    assert expanded(2) == [("a", 2)]
+    assert not known.refused(replace(member, name="a#0", server="a", ranks=2, rank=0)), "once"
+    assert len(expanded(3)) == 3
+    known.keep({})
+    assert expanded(None) == [("a", 1)]
+
+
+def test_unknown_facts_of_a_rank_is_an_equal_part() -> None:
     whole = Facts(SGLANG, kv_tokens=900, running=6, caches=3)
     part = of_rank(whole, Member("a#1", "http://a", "p", server="a", rank=1))
     assert (part.kv_tokens, part.running) == (300, None)
