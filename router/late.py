@@ -6,6 +6,7 @@ times the seconds of waiting, so that a long prompt is not overtaken for ever. T
 shortest first.
 
 It is safe only where nothing is lost by it, so a request waits only if
+- the policy is the default one, whose prices know of the line;
 - the replica is proven to compute one prompt at a time (`learning/serial.py`): another engine would compute both meanwhile;
 - the prefills before it take longer than LEAST_S: the replica is idle for a round trip between two prompts;
 - a first token will show the end of the prefill before it: plain answers show none;

@@ -282,7 +282,7 @@ class Router(Owner):
             self._follow(booking, now)
         if booking.lead is None:
             self._credit(booking)
-            if lease.ahead is not None:
+            if lease.ahead is not None and self._least_cost:
                 booking.lead = turn_of(lease, now)
         if self.journal:
             self.journal.opened(booking)
@@ -317,7 +317,7 @@ class Router(Owner):
             self._follow(booking, now)
         if booking.lead is None:
             self._credit(booking)
-            if booking.lease.ahead is not None:
+            if booking.lease.ahead is not None and self._least_cost:
                 booking.lead = turn_of(booking.lease, now)
         if self.journal:
             self.journal.moved(booking)

@@ -2,8 +2,8 @@
 
     python -m bench.gateway.cache_events [--blocks 400000]
 
-Batches as vLLM and SGLang publish them (each a step with a prompt of PROMPT tokens, stored, and as many blocks removed),
-decoded and applied as by the receiving thread, without the network.
+Batches as vLLM and SGLang publish them: each is a step that stores a prompt of PROMPT tokens, and removes as many blocks. They
+are decoded and applied as by the receiving thread, without the network.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python -m bench.router.cache_events [--out bench/reports]
 
-Eight simulated replicas. A part of the conversations goes to the replicas past the router, each to one of them at random. The
+Four simulated replicas. A part of the conversations goes to the replicas past the router, each to one of them at random. The
 caches are so large that the blocks of the whole workload are PRESSURES times as much. history: the production router without
 events. events: matches by the replicas' caches alone, which does not know what is being computed. both: as the gateway does it
-with `kv_events.follow`. Events arrive at once, and all prompts have their token ids. Seconds are simulated.
+with `kv_events.follow`. Events arrive at once, and all prompts have their token ids. Simulated seconds: equal on every machine.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from gateway.config.schema import RoutingConfig
 from router import Outcome, Router
 from router.residency import HeldPrefix, PromptTokens, Residency
 from router.simulation.fleet import FleetSpec, RouterPlacement, ServedRequest, Simulation
-from router.simulation.generators import GENERATORS
+from router.simulation.generators import Agents
 from router.simulation.workloads import SimulatedRequest
 from router.types import KEY_BYTES
 
 PRESSURES: Final = (0.5, 1.0, 2.0, 4.0)
 FOREIGN: Final = (0.0, 0.3)
-REPLICAS: Final = 8
-GENERATOR: Final = "agents"
+REPLICAS: Final = 4
+HOURS: Final = 0.15
 MODES: Final = ("history", "events", "both")
 
 
@@ -98,11 +98,15 @@ class Row:
     off: float
 
 
+def _generator() -> Agents:
+    return Agents(hours=HOURS)
+
+
 def run(mode: str, kv_tokens: int, foreign: float, seed: int) -> Row:
     spec, routing = FleetSpec(replicas=REPLICAS, kv_tokens=kv_tokens), RoutingConfig()
     router = Router(policy="cost", ttl_s=routing.ttl_s, memory_bytes=routing.memory_mb << 20, chance=random.Random(seed))
     placement = MixedPlacement(router, spec, foreign, tokens=mode != "history")
-    source = GENERATORS[GENERATOR].source(REPLICAS, random.Random(seed))
+    source = _generator().source(REPLICAS, random.Random(seed))
     simulation = Simulation(spec, source, placement)
     if mode != "history":
         router.residency = SimulatedCaches(simulation, spec.names, certain=mode == "both")
@@ -121,11 +125,10 @@ def summary(mode: str, served: Sequence[ServedRequest]) -> Row:
 
 def distinct_tokens(seed: int) -> int:
     """The tokens of the blocks of the whole workload."""
-    placement = RouterPlacement(
-        Router(policy="round_robin", ttl_s=1.0, memory_bytes=1 << 20, chance=random.Random(0)), FleetSpec()
-    )
-    source, known, tokens = GENERATORS[GENERATOR].source(REPLICAS, random.Random(seed)), set[bytes](), 0.0
-    for one in Simulation(FleetSpec(replicas=REPLICAS), source, placement).run():
+    spec = FleetSpec(replicas=REPLICAS)
+    router = Router(policy="round_robin", ttl_s=1.0, memory_bytes=1 << 20, chance=random.Random(0))
+    source, known, tokens = _generator().source(REPLICAS, random.Random(seed)), set[bytes](), 0.0
+    for one in Simulation(spec, source, RouterPlacement(router, spec)).run():
         keys = one.request.prompt.keys
         for at in range(0, len(keys), KEY_BYTES):
             if (key := keys[at : at + KEY_BYTES]) not in known:
@@ -139,10 +142,9 @@ def report(seed: int) -> Iterator[str]:
     yield "# Cache events\n"
     yield (
         f"Made by `python -m bench.router.cache_events`: {commit()}, Python {platform.python_version()}, seed {seed}."
-        f" {REPLICAS} replicas, generator `{GENERATOR}`, {total:,} tokens in distinct blocks. Pressure: these over"
-        " all caches together."
-        " Foreign: share of the conversations that go past the router. Off: the difference between predicted and real cached"
-        " tokens, over the real ones.\n"
+        f" {REPLICAS} replicas, generator `agents` for {HOURS} hours, {total:,} tokens in distinct blocks. Pressure: these over"
+        " all caches together. Foreign: share of the conversations that go past the router. Off: the difference between"
+        " predicted and real cached tokens, over the real ones.\n"
     )
     yield "| foreign | pressure | routing by | hits | TTFT mean s | off |"
     yield "|--:|--:|---|--:|--:|--:|"

@@ -3,8 +3,8 @@
     python -m bench.router.foreign [--seeds N] [--out bench/reports]
 
 A batch job sends bursts of BURST cold prompts straight to the first two replicas, and takes SHARE of their time. A row is the
-production router without reports of the engines; with one every 2 s, as the gateway asks for them; and an oracle: each foreign
-request is booked when it arrives, with its exact work, as another router's.
+production router without reports of the engines; with one every INTERVAL_S; and an oracle:
+each foreign request is booked when it arrives, with its exact work, as another router's.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ REPLICAS, BUSY = 8, 2
 SHARE: Final = 0.5  # of the busy replicas' prefill
 BURST, TOKENS, OUTPUT = 8, 3000, 100
 HOURS_S: Final = 3600.0
-INTERVAL_S: Final = 2.0  # of the gateway's probes
-WITHOUT, WITH, ORACLE = "no reports", "reports every 2 s", "*oracle*"
+INTERVAL_S: Final = 0.5  # between two reports; by default the gateway probes every 2 s
+WITHOUT, WITH, ORACLE = "no reports", "reports every 0.5 s", "*oracle*"
 WORKLOADS = ("conversation", "gen:chat", "gen:rag")
 
 

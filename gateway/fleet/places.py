@@ -10,11 +10,11 @@ replica has as many places as its engine runs, and some to spare, so that the en
     none waits in the engine, and all places are taken        half as many again
     requests wait there, and no more run than a report ago    the running ones, and spare ones
     there are more requests than this gateway has sent        unknown: a request that waits here loses its turn there
-    no report for STALE_S, one without figures, or two of an  unknown
-    idle engine that has all its places taken
+    no report for STALE_S, or one without figures             unknown
 
-With unknown places requests are sent at once. Wrong figures are harmless: a request without a place is not refused, but sent
-when it has waited for `queue_s`; and what an engine reports changes the places of its own replica only.
+Requests that the engine does not count take no place. With unknown places requests are sent at once. Wrong figures harm nobody:
+a request without a place is not refused, but sent when it has waited for `queue_s`; and what an engine reports changes the
+places of its own replica only.
 
 While requests wait for a place, first tokens count every LOOK_S, and engines are asked every ASK_S.
 """
@@ -33,33 +33,31 @@ ASKED_AT_ONCE: Final = 16  # engines: each page takes a quarter of a millisecond
 
 
 class Places:
-    """The places of one replica. value: their number, MOST: unknown. at: time of the last report."""
+    """The places of one replica. value: their number, MOST: unknown. idle: requests of ours that its engine did not count: idle
+    sessions, requests that are still held back or on their way. at: time of the last report.
+    """
 
-    __slots__ = ("_running", "at", "value")
+    __slots__ = ("_running", "at", "idle", "value")
 
     def __init__(self) -> None:
         self.value = MOST
+        self.idle = 0
         self.at = float("-inf")
-        self._running = -1  # of the last report with waiting requests, or 0: of an idle engine; -1: of another one
+        self._running = -1  # of the last report with waiting requests; -1: none waited
 
-    def learn(self, running: int | None, waiting: int | None, inflight: int, now: float) -> None:
-        """Learn from one report. inflight: the most requests that this gateway had there while it asked."""
-        if running is None or waiting is None or running + waiting > inflight + max(FEW, inflight // 4):
+    def learn(self, running: int | None, waiting: int | None, inflight: tuple[int, int], now: float) -> None:
+        """Learn from one report. inflight: the least and the most requests that this gateway had there while it asked."""
+        least, most = inflight
+        if running is None or waiting is None or running + waiting > most + max(FEW, most // 4):
             self.forget()
             return
-        self.at = now
+        self.at, self.idle = now, max(0, least - running - waiting)
         if self.value == MOST:
             self.value = FIRST
         if waiting == 0:
-            if inflight >= self.value <= running + 1:
-                self.value = min(self.value + self.value // 2, MOST - 1)
-            elif running == 0 and inflight >= self.value:
-                if self._running == 0:
-                    self.forget()
-                    return
-                self._running = 0
-                return
             self._running = -1
+            if most >= self.value <= running + 1:
+                self.value = min(self.value + self.value // 2, MOST - 1)
         elif running > 0:
             if running <= self._running:
                 self.value = with_spare(running)
@@ -71,7 +69,7 @@ class Places:
             self.value = max(self.value, with_spare(decoding))
 
     def forget(self) -> None:
-        self.value, self._running = MOST, -1
+        self.value, self.idle, self._running = MOST, 0, -1
 
     def __repr__(self) -> str:
         return f"<Places {'unknown' if self.value == MOST else self.value}>"

@@ -38,7 +38,7 @@ class PoolPlaces(PlaceGate):
         before, total = self.total, 0
         for state in self.replicas:
             if state.live and state.answers:
-                total += state.places.value
+                total += state.places.value + state.places.idle
         self.total = min(total, MOST) or MOST
         return self.total != before
 
@@ -58,7 +58,7 @@ class PoolPlaces(PlaceGate):
             places, load = state.places, self._loads.get(state.name)
             if places.value == MOST or now - places.at > STALE_S:
                 return True
-            free = places.value - (load.inflight if load is not None else 0)
+            free = places.value + places.idle - (load.inflight if load is not None else 0)
             if free > 0:
                 if free > left:
                     return True

@@ -408,10 +408,10 @@ class Prober:
         if not state.has_metrics:
             return
         running, waiting, now = state.facts.running, state.facts.waiting, self._clock()
-        inflight = max(before, self._router.ledger.of(state.name).inflight)
+        after = self._router.ledger.of(state.name).inflight
         if running is not None and waiting is not None:
-            self._router.reported(state.name, running, waiting, inflight, now)
-        state.places.learn(running, waiting, inflight, now)
+            self._router.reported(state.name, running, waiting, max(before, after), now)
+        state.places.learn(running, waiting, (min(before, after), max(before, after)), now)
         self._reported(state)
 
     def _apply_facts(self, state: ReplicaState, facts: Facts) -> None:

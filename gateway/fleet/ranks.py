@@ -84,7 +84,7 @@ class KnownRanks:
         return True
 
     def _known(self, member: Member) -> _Found:
-        """What is known of a server. The configuration's number replaces another one that was found."""
+        """The number of a server's ranks: configured, or found in its metrics."""
         known = self._found.get(server_of(member))
         if known is None or member.ranks not in (None, known.caches):
             return _Found(member.ranks or 1, addressed=member.ranks is not None)

@@ -80,6 +80,8 @@ class RequestPlacement(Protocol):
 
     def place(self, request: SimulatedRequest, now: float) -> tuple[int, Any]: ...
 
+    def booking_of(self, handle: Any) -> Booking | None: ...
+
     def first_token(self, handle: Any, now: float) -> None: ...
 
     def finished(self, handle: Any, outcome: Outcome, now: float) -> None: ...
@@ -222,7 +224,8 @@ class Simulation:
     def _arrive(self, request: SimulatedRequest, now: float) -> None:
         served = ServedRequest(request, now)
         served.replica, served.handle = self._placement.place(request, now)
-        if isinstance(served.handle, Booking) and (lead := served.handle.lead) is not None:
+        booking = self._placement.booking_of(served.handle)
+        if booking is not None and (lead := booking.lead) is not None:
             lead.watch(lambda: self._at(self._now, self._release, served))
             self._at(now + lead.most_s, self._release, served)
         else:
@@ -243,8 +246,9 @@ class Simulation:
 
     def _release(self, served: ServedRequest, now: float) -> None:
         """The lead has its first token, or the time is up. Idempotent."""
-        if served.handle.lead is not None:
-            served.handle.release(now)
+        booking = self._placement.booking_of(served.handle)
+        if booking is not None and booking.lead is not None:
+            booking.release(now)
             self._send(served, now)
 
     def _send(self, served: ServedRequest, now: float) -> None:
@@ -322,6 +326,9 @@ class RouterPlacement:
         booking = self.router.choose(request.prompt, self._names, now)
         return self._numbers[booking.chosen.replica], booking
 
+    def booking_of(self, handle: Booking) -> Booking | None:
+        return handle
+
     def first_token(self, handle: Booking, now: float) -> None:
         handle.first_token(now)
 
@@ -350,6 +357,9 @@ class SharedQueue:
 
     def place(self, request: SimulatedRequest, now: float) -> tuple[int, None]:
         return 0, None
+
+    def booking_of(self, handle: None) -> Booking | None:
+        return None
 
     def first_token(self, handle: None, now: float) -> None:
         """Nothing to learn."""

@@ -70,6 +70,9 @@ class Gateways:
         self._publish(gateway, now)
         return number, (gateway, booking)
 
+    def booking_of(self, handle: tuple[_Gateway, Booking]) -> Booking | None:
+        return handle[1]
+
     def first_token(self, handle: tuple[_Gateway, Booking], now: float) -> None:
         gateway, booking = handle
         self._follow(gateway, now)

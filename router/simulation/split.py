@@ -37,6 +37,9 @@ class SplitPlacement:
         booking = self.router.choose(request.prompt, self._decoders, now)
         return self._numbers[booking.chosen.replica], booking
 
+    def booking_of(self, handle: Booking) -> Booking | None:
+        return handle
+
     def prefiller(self, request: SimulatedRequest, decoder: Booking, now: float) -> tuple[int, Booking] | None:
         """The number and the booking of the replica that computes the prompt. None: the decoder does."""
         best = self.router.rank(request.prompt, self._prefillers, now)[0].best

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     StoreWork = Callable[[Connection, str], None]
 
-_LATER_S: Final = 10.0  # for the store, when no answer waits
+LATER_S: Final = 10.0  # for the store, when no answer waits
 
 
 class LogTurn:
@@ -60,7 +60,7 @@ class LogTurn:
         try:
             self.ended("kept", await put())
         except StoreFailed:
-            self.put_later = partial(put, late_s=_LATER_S) if self.also is not None else None
+            self.put_later = partial(put, late_s=LATER_S) if self.also is not None else None
             raise
 
     def named(self, output: bytes) -> TurnNames | None:

@@ -78,7 +78,7 @@ class PromptReader:
     ) -> tuple[str, KnownTokens | None]:
         """(where the ids come from, the ids)."""
         api, now = exchange.api, self._core.clock()
-        digest = digest_of(api.model, api.body)
+        digest, size = digest_of(api.model, api.body), len(api.body)
         if (data := self._kept.get(digest)) is not None:
             return CACHE, self._tokens(exchange, target, data, whole=True)
         able = [state for state in known if state.live and self.engines.able(state.url, now)]
@@ -86,9 +86,9 @@ class PromptReader:
             loads = self._core.router.ledger.loads
             state = min(able, key=lambda each: load.inflight if (load := loads.get(each.name)) else 0)
             task = self.engines.ask(digest, state.url, api.body, now)
-            task.add_done_callback(lambda done: self._answered(done, digest, keys, len(api.body), now))
+            task.add_done_callback(lambda done: self._answered(done, digest, keys, size, now))
             wait_s = KV_EVENTS.of(self._core.config).wait_ms / 1000
-            if self.engines.seconds_per_byte * len(api.body) <= wait_s:
+            if self.engines.seconds_per_byte * size <= wait_s:
                 await asyncio.wait([task], timeout=wait_s)
             if task.done() and not task.cancelled() and (data := task.result()) is not None:
                 return ENGINE, self._tokens(exchange, target, data, whole=True)

@@ -16,6 +16,7 @@ from gateway.config.live import Live
 from gateway.database.failures import StoreError, StoreFailed
 from gateway.errors import GatewayError
 from gateway.features.histories.histories import full
+from gateway.features.histories.log_turn import LATER_S
 from gateway.features.histories.records import FoundTurn, StoreFullError
 from gateway.features.prompt_log.base_phase import log_length, ref_move
 from gateway.features.prompt_log.bases import (
@@ -101,7 +102,7 @@ class LogAppender:
         move = ref_move(asked.ref, chain, own) if asked.ref else None
         try:
             row = kept.row(owner_id, self._wall_clock(), AnswerTurn(b"", [], list(own.open)), COMPLETED)
-            expires_at = await store.put_turn(row, own.framed, float(asked.ttl), move)
+            expires_at = await store.put_turn(row, own.framed, float(asked.ttl), move, late_s=LATER_S)
         except NoNameError as error:
             raise invalid(f"This conversation has no name: {error.reason}.", "body") from None
         except StoreFullError as failure:

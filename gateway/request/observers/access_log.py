@@ -93,7 +93,8 @@ def _line(request: SettledRequest) -> dict[str, Any]:
     }
     if used and used.estimated:
         line |= _estimates(used)
-    if placement.queued_s or placement.held_s or answer.pulses or request.fields or request.sent_id:
+    noted = answer.pulses or request.fields or request.sent_id
+    if noted or placement.queued_s or placement.held_s or placement.prefiller:
         line |= _waited_and_noted(request)
     if usage and usage.written:
         line["cache_write_tokens"] = usage.written

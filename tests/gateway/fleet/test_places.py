@@ -26,8 +26,8 @@ LOW, HIGH, BATCH = 60, 5, 8
 def taught(*reports: tuple[int | None, int | None, int]) -> Places:
     """Places after reports of (running, waiting, in flight), one a second."""
     places = Places()
-    for second, report in enumerate(reports):
-        places.learn(*report, float(second))
+    for second, (runs, waits, inflight) in enumerate(reports):
+        places.learn(runs, waits, (inflight, inflight), float(second))
     return places
 
 
@@ -65,9 +65,13 @@ def test_places_are_unknown_where_others_send_requests_too() -> None:
     assert taught((0, 0, 0), (8, 15, 20), (8, 15, 20)).value == 10  # `n`, and requests that came while it was asked
 
 
-def test_an_idle_engine_with_all_its_places_taken_is_not_believed() -> None:
-    assert taught((0, 0, 0), (0, 0, FIRST)).value == FIRST
-    assert taught((0, 0, 0), (0, 0, FIRST), (0, 0, FIRST)).value == MOST
+def test_requests_that_an_engine_does_not_count_take_no_place() -> None:
+    """Idle sessions, figures that are behind, requests on their way."""
+    assert taught((0, 0, 0), (2, 0, 30)).idle == 28
+    assert taught((0, 0, 0), (8, 22, 30)).idle == 0
+    places = taught((0, 0, 0))
+    places.learn(3, 0, (10, 14), 1.0)
+    assert places.idle == 7
 
 
 FIGURES = st.one_of(st.none(), st.integers(0, 1_000_000))
@@ -79,17 +83,21 @@ def test_absurd_reports_leave_a_usable_number(reports: list[tuple[int | None, in
 
 
 class BatchEngine:
-    """An engine that runs BATCH requests at once, each until `finish`. reports: it has figures. arrived: in order."""
+    """An engine that runs BATCH requests at once, each until `finish`. reports: it has figures. uncounted: they are 0.
+    arrived: in order.
+    """
 
     def __init__(self) -> None:
         self.reports = True
+        self.uncounted = False
         self.arrived: list[str] = []
         self.running: dict[str, asyncio.Event] = {}
         self.waiting: dict[str, asyncio.Event] = {}
         self.replica = FakeReplica([self._answer], models("m", owner="vllm"), {"/metrics": self._page})
 
     async def _page(self, _request: FakeRequest, writer: asyncio.StreamWriter) -> None:
-        figures = {"running": len(self.running), "waiting": len(self.waiting)} if self.reports else {}
+        counts = (0, 0) if self.uncounted else (len(self.running), len(self.waiting))
+        figures = dict(zip(("running", "waiting"), counts, strict=True)) if self.reports else {}
         lines = [f'vllm:num_requests_{name}{{engine="0"}} {value}\n' for name, value in figures.items()]
         lines.append("process_start_time_seconds 1000\n")
         writer.write(http(200, "".join(lines).encode(), "text/plain"))
@@ -159,6 +167,18 @@ async def test_nothing_is_refused_for_want_of_a_place() -> None:
         await finish_all(engine, *tasks)
 
 
+async def test_idle_sessions_do_not_keep_requests_waiting() -> None:
+    """Requests that the engine does not count, as those of an open WebSocket."""
+    engine = BatchEngine()
+    async with before(engine) as run:
+        sessions = [asyncio.create_task(send(run, f"session {number}", 0)) for number in range(2 * FIRST)]
+        await eventually(lambda: len(engine.arrived) >= BATCH)
+        engine.uncounted = True
+        await eventually(lambda: len(engine.arrived) == 2 * FIRST)
+        engine.uncounted = False
+        await finish_all(engine, *sessions)
+
+
 async def test_an_engine_without_figures_gets_requests_at_once() -> None:
     engine = BatchEngine()
     engine.reports = False
@@ -181,7 +201,7 @@ async def test_an_engine_that_stops_reporting_gets_all_that_wait() -> None:
 @pytest.mark.parametrize("age_s", [0.0, 2 * STALE_S])
 def test_old_figures_hold_nothing_back(age_s: float) -> None:
     state = ReplicaState(Member("r", "http://r", "pool"), Breaker(Random(1)), up=True)
-    state.places.learn(0, 0, 0, 100.0)
+    state.places.learn(0, 0, (0, 0), 100.0)
     gate = PoolPlaces([state], {}, lambda: 100.0 + age_s, asyncio.Event())
     assert gate.total == FIRST
     assert gate.free(FIRST - 1)

@@ -24,6 +24,7 @@ from router.simulation.fleet import (
     remember,
     summary,
 )
+from router.simulation.gateways import Gateways
 from router.simulation.policies import SIMULATED
 from router.simulation.workloads import Arrival, ClosedLoop, MeasuredTokens, OpenLoop, SimulatedRequest, mooncake
 from tests.support.paths import TRACES
@@ -50,6 +51,9 @@ class Scripted:
 
     def place(self, request: SimulatedRequest, now: float) -> tuple[int, SimulatedRequest]:
         return self.numbers.pop(0) if self.numbers else 0, request
+
+    def booking_of(self, handle: SimulatedRequest) -> None:
+        return None
 
     def first_token(self, handle: SimulatedRequest, now: float) -> None:
         self.received.append(("first", handle, now))
@@ -362,3 +366,28 @@ def test_a_lone_request_waits_for_nothing_on_such_engines() -> None:
         source = OpenLoop([(0.0, request_of("h" * 90)), (20.0, request_of("h" * 90 + "abc"))])
         served = list(Simulation(spec, source, RouterPlacement(router, spec)).run())
         assert [one.first_token - one.arrived for one in served] == pytest.approx([9.0, 0.3])
+
+
+@pytest.mark.parametrize("fronts", [0, 1])
+def test_the_shortest_goes_first_where_prompts_are_computed_one_at_a_time(fronts: int) -> None:
+    """Late binding, as in `warmroute simulate` (one front) and without it."""
+    spec = FleetSpec(replicas=1, prefill_rate=10_000.0)
+
+    def cold(letter: str, thousands: int) -> SimulatedRequest:
+        return SimulatedRequest(Prompt(keys_of(letter.encode() * thousands), 1000 * thousands, 1000, ""), 0, letter)
+
+    first = [(0.0, cold(letter, 10)) for letter in "abcdefgh"]  # the proof
+    then = [(20.0, cold("i", 30)), (20.1, cold("j", 60)), (20.2, cold("k", 10)), (20.3, cold("l", 20))]
+    alone, front = RouterPlacement(router_of(), spec), Gateways([router_of()], spec, delay_s=0.0, chance=random.Random(1))
+    served = list(Simulation(spec, OpenLoop([*first, *then]), front if fronts else alone).run())
+    assert [one.request.session for one in served[len(first) :]] == ["i", "k", "l", "j"]
+    assert [one.first_token for one in served[len(first) :]] == pytest.approx([23.0, 24.0, 26.0, 32.0])
+
+
+def test_engines_report_their_load_and_serve_requests_of_others() -> None:
+    placement = Scripted()
+    foreign = [(0.5, 0, request_of("xy")), (0.6, 0, request_of("z"))]
+    spec = dataclasses.replace(ONE, reports_s=1.0)
+    served = list(Simulation(spec, OpenLoop([(0.7, request_of("a"))]), placement, foreign=foreign).run())
+    assert [(one.request, one.first_token) for one in served] == [(request_of("a"), pytest.approx(4.5))]
+    assert placement.reports[:2] == [(0, 0, 0, 0.0), (0, 1, 2, 1.0)]

@@ -71,6 +71,15 @@ async def test_a_lost_answer_is_known_by_the_id_of_its_request(path: str, tmp_pa
             assert [each["request_id"] for each in log["children"]] == [wanted]
 
 
+async def test_a_request_that_only_appends_waits_longer_for_the_store_than_an_answer(tmp_path: Path) -> None:
+    async with FakeReplica([answers()]) as replica, running(replica, late_s=1e-6, **kept_in(tmp_path)) as run:
+        body = {"form": "chat", "body": {"messages": [USER]}}
+        code, appended = await called(run, "POST", "", body=body)
+        assert (code, appended.get("appended")) == (200, 1)
+        _, told, _ = await asked(run, CHAT, f'keep, base="{appended["head"]}"', [NOW])
+        assert told["kept"] is False
+
+
 @pytest.mark.parametrize("path", FORMS)
 async def test_entries_are_those_of_the_whole_conversation(path: str, tmp_path: Path) -> None:
     async with FakeReplica([engine(path, stream=False)]) as replica, running(replica, **kept_in(tmp_path)) as run:
