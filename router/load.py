@@ -30,7 +30,7 @@ from router.learning.rates import PrefillRate, PrefillRates
 from router.learning.serial import SerialPrefill
 from router.types import KEY_BYTES, BlockKeys
 
-AGEING = 0.2  # seconds of prefill by which a request of the line goes sooner for each second that it has waited
+AGEING = 2.0  # seconds of prefill by which a request of the line goes sooner for each second that it has waited
 TOGETHER_S = 0.1  # prompts of the line that take less are sent together
 TURN_GAP_S = 15.0, 1.0, 300.0  # from an answer to the next turn: initial value, minimum, maximum
 

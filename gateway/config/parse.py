@@ -181,10 +181,10 @@ class _Reader:
 
     def _list(self, hint: Any, value: Any, key: Key) -> Any:
         (item, *_) = typing.get_args(bare(hint))
-        if ALONE in extra_of(hint) and not isinstance(value, list):
+        if ALONE in extra_of(hint) and not isinstance(value, list | tuple):
             made = (self.read(item, value, key),)
             return _BAD if _BAD in made else made
-        if not isinstance(value, list):
+        if not isinstance(value, list | tuple):  # a tuple is of a section that a flag has changed
             return self._bad(key, f"a list is expected, got {shown(value)}")
         made = tuple(self.read(item, each, (*key, index)) for index, each in enumerate(value))
         return _BAD if any(each is _BAD for each in made) else self._single(hint, made, key)
