@@ -22,7 +22,7 @@ FLOOD: Final = 300  # names of each kind: more than there may be tenants
 # Labels whose values are a table's, an operator's, or folded into classes.
 OF_OURS: Final = {
     *("cache", "code", "compiled", "endpoint", "fault", "finding", "kind", "policy", "pool", "python", "reason"),
-    *("replica", "period", "result", "source", "status", "tier", "to", "version", "what", "workflow"),
+    *("replica", "period", "result", "source", "status", "tier", "to", "version", "way", "what", "workflow"),
 }
 
 
