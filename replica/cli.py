@@ -285,7 +285,7 @@ def server_config(args: argparse.Namespace, events: "Items[KvEventPublisher]") -
         coalesce_s=args.coalesce_ms / 1000,
         send_timeout_s=args.send_timeout,
         trust_templates=args.trust_request_chat_template,
-        events=[publisher.source() for publisher in events],
+        events=tuple(publisher.source() for publisher in events),
         transfers=_transfers(args),
     )
 

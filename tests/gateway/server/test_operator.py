@@ -174,7 +174,7 @@ async def test_a_model_whose_replicas_all_drain_is_not_called_down() -> None:
         assert "takes new requests: the replicas that are up are draining" in body["error"]["message"]
         assert f"{one.name} (draining)" in body["error"]["message"]
         _, _, body = await run.post(headers={"X-Forwarded-For": "203.0.113.5"})
-        assert "draining. Retry." in body["error"]["message"]
+        assert "draining or asleep. Retry." in body["error"]["message"]
         assert one.name not in body["error"]["message"]
 
 
