@@ -75,9 +75,9 @@ class Examiner:
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, start_new_session=True)
         self.started += 1
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
-            assert process.stdin is not None
-            assert process.stdout is not None
             for part in _parts(head, watched):
                 process.stdin.write(part)
                 await process.stdin.drain()
@@ -87,6 +87,8 @@ class Examiner:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+            while await process.stdout.read(PART):  # else its pipe stays open
+                pass
             await process.wait()
         if status < 0:
             raise ChildProcessError(f"ended by signal {-status}")
