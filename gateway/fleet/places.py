@@ -27,7 +27,7 @@ FIRST: Final = 8
 MOST: Final = 1 << 20
 FEW: Final = 4  # more requests than were sent: of others, or of one request that runs several times (`n`)
 STALE_S: Final = 7.0
-LOOK_S: Final = 0.05
+LOOK_S: Final = 0.02
 ASK_S: Final = 0.25
 ASKED_AT_ONCE: Final = 16  # engines: each page takes a quarter of a millisecond of the event loop
 
