@@ -62,13 +62,17 @@ def prefill_body(members: Members, path: str) -> bytes:
         edits["stream_options"] = _NULL
     if "min_tokens" in spans:
         edits["min_tokens"] = b"0"
-    used = [name for name in _LIMITS if name in spans and members.raw[slice(*spans[name])] != _NULL]
+    used = [name for name in _LIMITS if name in spans and not _is_null(members.raw, *spans[name])]
     default = "max_output_tokens" if path.partition("?")[0].endswith("/responses") else "max_tokens"
     edits[used[0] if used else default] = b"1"
     for other in used[1:]:
         edits[other] = b"1"
     edits[PARAMS] = ASKED
     return apply(members.raw, members.put_all(edits))
+
+
+def _is_null(raw: bytes, begin: int, end: int) -> bool:
+    return raw[begin:end] == _NULL
 
 
 def decode_body(members: Members, params: bytes) -> bytes:

@@ -9,7 +9,10 @@ import pytest
 from gateway.features.workflows.running.messages import StepContext
 from gateway.features.workflows.running.step_request import StepReply, StepRequest
 from gateway.request.rights import Rights
+from tests.support.compiled import uncompiled
 from tests.support.in_memory import BytesRequest
+
+pytestmark = uncompiled  # its request is a subclass of a compiled class
 
 
 def request_of(**headers: str) -> StepRequest:
