@@ -25,7 +25,7 @@ PLATFORMS=linux/amd64,linux/arm64
 BUILD="build==1.6.1"
 CIBUILDWHEEL="cibuildwheel==4.3.5"
 CYCLONEDX="cyclonedx-bom==7.5.0"
-EXTRAS=auth,otel,postgres,store # as the image has them
+EXTRAS=auth,events,otel,postgres,store # as the image has them
 
 say() { echo "release: $*"; }
 die() { echo "release: $*" >&2; exit 1; }
