@@ -349,7 +349,7 @@ class Fleet:
             self._prober.adapters_changed(state, loaded=loaded)
 
     def refuses_rank(self, state: ReplicaState) -> None:
-        """The replica has refused a request because of its data-parallel rank."""
+        """The replica has refused a request that named its data-parallel rank, and answered it without one."""
         if self._by_name.get(state.name) is state:
             self._prober.doubt(state)
             if self._ranks.refused(state.member):

@@ -439,6 +439,7 @@ class Attempts:
         key, because the client has no key there.
         """
         exchange.attempts.body = exchange.attempts.lines = b""  # of an earlier replica
+        exchange.prefilled = None
         form = self._form(exchange, state, now)
         if form is not NATIVE:
             await form.prepare(exchange)
@@ -483,7 +484,9 @@ class Attempts:
     async def _send_to_rank(
         self, exchange: Exchange, state: ReplicaState, rank: int, call: ReplicaCall, spent_s: float, *, fresh: bool
     ) -> ReplicaAnswer:
-        """`_send` for a data-parallel rank. If the server does not have it (any more), the server chooses one."""
+        """`_send` for a data-parallel rank. If the server does not have it (any more), the server chooses one. Only a good
+        answer then shows that the rank was the cause: a client may have provoked the words of the refusal.
+        """
         field = state.engine.rank_field
         if field and is_object(call.body):
             exchange.charge_copy(call.body)
@@ -491,8 +494,10 @@ class Attempts:
         if answer.status != BAD_REQUEST or not is_rank_refusal(await _error_of(answer, MAX_READ)):
             return answer
         answer.close()
-        self._fleet.refuses_rank(state)
-        return await self._upstream.open(state.url, call, spent_s=spent_s)
+        answer = await self._upstream.open(state.url, call, spent_s=spent_s)
+        if answer.status < BAD_REQUEST:
+            self._fleet.refuses_rank(state)
+        return answer
 
     async def _unasked(
         self, exchange: Exchange, state: ReplicaState, call: ReplicaCall, refusal: ReplicaAnswer, now: float

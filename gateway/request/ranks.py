@@ -21,5 +21,5 @@ def to_rank(call: ReplicaCall, rank: int, field: bytes) -> ReplicaCall:
 
 
 def is_rank_refusal(error: bytes) -> bool:
-    """True if an error (status 400) is about the rank. A client can provoke one: then requests name no rank for a while."""
+    """True if an error (status 400) may be about the rank. A client can provoke such words."""
     return _REFUSAL.search(error) is not None

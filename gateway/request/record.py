@@ -102,10 +102,10 @@ class Subject:
 
 
 class Placement:
-    """The placement of a request. prefiller: the replica that has computed the prompt, if another one answers.
-    failed_attempts: replica, reason and error of each. passed: earlier pools that could not
-    serve it; then pool is the last one. asked: the request was sent, or was to be sent, to a replica. queued_s: seconds in
-    queues of pools. held_s: seconds of waiting for another request that computed its prefix.
+    """The placement of a request. prefiller: the replica that has computed the prompt, if another one answers. failed_attempts:
+    replica, reason and error of each. passed: earlier pools that could not serve it; then pool is the last one. asked: the
+    request was sent, or was to be sent, to a replica. queued_s: seconds in queues of pools. held_s: seconds of waiting for
+    another request that computed its prefix.
     """
 
     asked = False

@@ -197,12 +197,13 @@ async def test_a_400_that_is_the_clients_own_reaches_it() -> None:
         assert len(names(run)) == 2
 
 
-async def test_a_client_that_provokes_the_refusal_is_answered_and_ends_nothing_but_the_ranks() -> None:
+async def test_a_client_that_provokes_the_refusal_is_answered_and_changes_nothing() -> None:
     async with engine(0, 1, script=[status(400, OUT_OF_RANGE)]) as replica, running(replica) as run:
         await look(run)
         code, _, body = await run.post(prompt(1))
         assert (code, body["error"]["message"]) == (400, OUT_OF_RANGE)
-        assert len(replica.requests) == 2
+        assert [request.headers.get(HEADER) is None for request in replica.requests] == [False, True]
+        assert len(names(run)) == 2
 
 
 async def test_a_drain_of_the_server_drains_its_ranks_and_ranks_that_come() -> None:
