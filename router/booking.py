@@ -39,15 +39,14 @@ class Owner:
 class Booking:
     """A decision and its open lease. `Router.choose` makes it, `close` ends it.
 
-    matched_blocks: blocks of the prompt that the lease's replica is believed to hold. sent_blocks: that it was sent
-    (`Quotes.sent`). weight: of a block of the prompt, as
-    estimated at booking; blocks that are in the index already keep their weight. number: in the journal. idle_s: time since the
-    last use of the match there. pending: the credit is neither settled nor removed. backed: weight of the credit that its
-    client's allowance covers (`learning/allowances.py`). tail: the end of the credit in the index.
-    reserved: bytes of the index reserved for the credit. unseen: units of the prompt that the lease's replica may hold of the
-    session beyond the match (`learning/sessions.py`). moves: number of moves by another router. lead: of the lease for
-    which the request is to wait before it is sent, or None (`leading.py`). beside: of the lease that computes
-    a part of its match while it is sent, or has computed it just before, or None.
+    matched_blocks: blocks of the prompt that the lease's replica is believed to hold. sent_blocks: its sent blocks of the
+    prompt (`Quotes.sent`). weight: of a block of the prompt, as estimated at booking; blocks that are in the index already keep
+    their weight. number: in the journal. idle_s: time since the last use of the match there. pending: the credit is neither
+    settled nor removed. backed: weight of the credit that its client's allowance covers (`learning/allowances.py`). tail: the
+    end of the credit in the index. reserved: bytes of the index reserved for the credit. unseen: units of the prompt that the
+    lease's replica may hold of the session beyond the match (`learning/sessions.py`). moves: number of moves by another router.
+    lead: of the lease for which the request is to wait before it is sent, or None (`leading.py`). beside: of the lease that
+    computes a part of its match while it is sent, or has computed it just before, or None.
     """
 
     __slots__ = (

@@ -47,8 +47,9 @@ def replica_error(status: int, body: bytes, *, whole: bool = False) -> GatewayEr
 
 
 def one_line(text: str) -> str:
-    """At most MAX_EXCERPT characters of a text. Unprintable characters, line ends included, become spaces;
-    names of prompt logs are left out."""
+    """At most MAX_EXCERPT characters of a text. Unprintable characters, line ends included, become spaces; names of
+    prompt logs are left out.
+    """
     begin = without_names(text[: 4 * MAX_EXCERPT])  # some of it may be white space
     line = " ".join("".join([char if char.isprintable() else " " for char in begin]).split())
     return line if len(line) <= MAX_EXCERPT else f"{line[: MAX_EXCERPT - 3]}..."

@@ -7,7 +7,7 @@
 A pool lists prefillers in `prefill` and decoders in `decode`, beside replicas that do both in `replicas`. The core chooses
 among the replicas that answer, as ever: so queues, breakers, retries, budgets, metering, streams and fallback pools know
 nothing of legs. A decoder has a form (`forms.py`), which wraps the form of its dialect and sends the prefill leg first, or
-beside. It drops what clients send of these fields, which steer connections between replicas (`bodies.py`).
+beside. Clients' own values of these fields are cut out of all requests (`dialects/steering.py`).
 
 The prefill leg (`prefilling.py`) has a booking of its own among the prefillers: prefix affinity chooses them. The decoder's
 booking begins again with its leg: what the router learns there as the rate of prefills is the rate of transfers, so that a

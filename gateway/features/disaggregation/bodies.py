@@ -17,38 +17,14 @@ from gateway.dialects.usage import token_count
 from gateway.errors import ReplicaFailure
 
 PARAMS: Final = "kv_transfer_params"
-BOOTSTRAP: Final = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
-# They steer connections between replicas: no client may set them.
-RESERVED: Final = (
-    PARAMS,
-    "ec_transfer_params",
-    *BOOTSTRAP,
-    "data_parallel_rank",
-    "routed_dp_rank",
-    "disagg_prefill_dp_rank",
-    "kv_router_hint",
-)
 ASKED: Final = b'{"do_remote_decode":true,"do_remote_prefill":false}'
 MAX_ROOM: Final = (1 << 63) - 1
-_NAMES: Final = tuple([name.encode() for name in RESERVED])
-_ESCAPE: Final = b"\\u"
 _NULL: Final = b"null"
 # vLLM's scheduler fails an assertion without the blocks, and may wait for ever without one of the others.
 _NEEDED: Final = ("remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host", "remote_port")
 _CACHED: Final = "remote_prefill_cached_tokens"
 # The limit of the answer's length on the paths that generate; where two are possible, the client decides by using one.
 _LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-
-
-def without_reserved(body: bytes) -> bytes:
-    """The body without a client's reserved fields: their value is null. O(length)."""
-    if not (_ESCAPE in body or any(name in body for name in _NAMES)):
-        return body
-    try:
-        members = read_object(body)
-    except ValueError:  # no JSON object, such as a form
-        return body
-    return apply(body, [members.put(name, _NULL) for name in RESERVED if name in members.spans])
 
 
 def prefill_body(members: Members, path: str) -> bytes:

@@ -26,7 +26,6 @@ from gateway.features.disaggregation.bodies import (
     decode_body,
     prefill_body,
     read_answer,
-    without_reserved,
 )
 from gateway.features.disaggregation.prefilling import (
     FAILED,
@@ -56,9 +55,7 @@ _OVERLOADED: Final = 429
 
 
 class DecoderForm(Form):
-    """A replica of a pool with decoders: the client's own fields about transfers are dropped. inner: the form of the
-    dialect.
-    """
+    """A decoder. inner: the form of the dialect."""
 
     def __init__(self, inner: Form) -> None:
         self._inner = inner
@@ -68,13 +65,7 @@ class DecoderForm(Form):
             await self._inner.prepare(exchange)
 
     def call(self, exchange: Exchange, replica: ReplicaState, call: ReplicaCall) -> ReplicaCall:
-        inner = self._inner.call(exchange, replica, call)
-        exchange.prefilled = None  # of an earlier attempt
-        body = without_reserved(inner.body)
-        if body is inner.body:
-            return inner
-        exchange.charge_copy(inner.body)
-        return inner.with_body(body)
+        return self._inner.call(exchange, replica, call)
 
     async def instead(
         self, exchange: Exchange, replica: ReplicaState, call: ReplicaCall, answer: ReplicaAnswer
@@ -308,7 +299,7 @@ class LegEnds:
 
 
 class DecoderForms:
-    """Chooses the form for a replica of a pool with decoders."""
+    """Chooses the form for a decoder."""
 
     def __init__(self, prefilling: PrefillLegs, extensions: Extensions, ends: LegEnds, chance: random.Random) -> None:
         self._prefilling = prefilling
@@ -317,13 +308,11 @@ class DecoderForms:
         self._chance = chance
 
     def of(self, exchange: Exchange, replica: ReplicaState, now: float) -> Form | None:
-        """The form for this replica. None: its pool has no decoders, or the request is a session."""
-        decodes = is_decoder(replica)
-        if not (decodes or exchange.target.prefillers) or exchange.request.upgrades:
+        """The form for this replica. None: it takes no prompt over, or the request has none, or is a session."""
+        api = exchange.api
+        if not is_decoder(replica) or exchange.request.upgrades or not (api.metered and api.has_prompt):
             return None
         inner = self._inner(exchange, replica, now)
-        if not decodes or not exchange.api.metered or not exchange.api.has_prompt:
-            return DecoderForm(inner)
         if replica.engine.bootstraps:
             return BootstrapForm(inner, self._prefilling, self._ends, self._chance)
         return TransferForm(inner, self._prefilling)
@@ -345,7 +334,7 @@ def _members(call: ReplicaCall) -> Members:
 
 
 def _abandon(opening: asyncio.Future[ReplicaAnswer]) -> None:
-    """End a call whose answer nobody needs."""
+    """Cancel a call, or close its answer."""
     if not opening.done():
         opening.cancel()
     elif not opening.cancelled() and opening.exception() is None:

@@ -14,18 +14,16 @@ from typing import Any
 import pytest
 
 from gateway.dialects.json_edits import read_object
+from gateway.dialects.steering import STEERING
 from gateway.dialects.table import Dialects
 from gateway.errors import ReplicaFailure
 from gateway.features.disaggregation.bodies import (
-    BOOTSTRAP,
     MAX_ROOM,
-    RESERVED,
     batch_size,
     bootstrap_body,
     decode_body,
     prefill_body,
     read_answer,
-    without_reserved,
 )
 from tests.gateway.features.disaggregation.legs import PARAMS
 
@@ -37,7 +35,7 @@ CHAT = Dialects().at("/v1/chat/completions")
 
 def compared(body: dict[str, Any], client: dict[str, Any]) -> dict[str, Any]:
     """The fields of the client and of transfers; null is the same as no field."""
-    names = {*client, *RESERVED, "max_tokens"}
+    names = {*client, *STEERING, "max_tokens"}
     return {name: value for name, value in body.items() if name in names and value is not None}
 
 
@@ -96,18 +94,6 @@ def test_the_prefill_leg_is_capped(path: str, body: dict[str, Any], changed: dic
     assert made == {**body, **stream, **changed, "kv_transfer_params": asked}
 
 
-def test_reserved_fields_are_null_and_nothing_else_changes() -> None:
-    text = b'{ "a": 1e3,"kv_transfer_params":{"a":[1]},"\\u0062ootstrap_room": 5, "text":"bootstrap_room" }'
-    assert (
-        without_reserved(text)
-        == b'{ "a": 1e3,"kv_transfer_params":null,"\\u0062ootstrap_room": null, "text":"bootstrap_room" }'
-    )
-    for harmless in (b'{"a":"\\u00e9"}', b"bootstrap_room=1", b'["kv_transfer_params"]', b""):
-        assert without_reserved(harmless) == harmless
-    twice = b'{"bootstrap_room":1,"bootstrap_room":2}'
-    assert json.loads(without_reserved(twice))["bootstrap_room"] is None, "engines take the last one"
-
-
 def test_only_whole_parameters_are_used() -> None:
     def read(params: Any) -> bytes:
         body = {"choices": [], "usage": {"prompt_tokens": 100, "completion_tokens": 1}, "kv_transfer_params": params}
@@ -140,4 +126,4 @@ def test_batches() -> None:
     for prompt, count in (("p", 0), ([1, 2], 0), (["p"], 1), ([[1], [2]], 2), ([], 0)):
         assert batch_size(read_object(json.dumps({"prompt": prompt}).encode())) == count
     made = own(bootstrap_body(read_object(b'{"prompt":["a","b"]}'), "h", 1, [5, 6]))
-    assert [made[name] for name in BOOTSTRAP] == [["h", "h"], [1, 1], [5, 6]]
+    assert [made[name] for name in ("bootstrap_host", "bootstrap_port", "bootstrap_room")] == [["h", "h"], [1, 1], [5, 6]]
