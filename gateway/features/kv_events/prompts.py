@@ -138,7 +138,7 @@ class PromptReader:
         off = usage.cached - tokens
         result = "exact" if abs(off) < block else "below" if off > 0 else "above"
         self._metrics.predictions.add((name, result))
-        if self._residency.answered(name, tokens, usage.cached):
+        if self._residency.answered(name, exchange.booking.prompt.origin, tokens, usage.cached):
             log.warning(
                 "a replica's answers contradict its cache events: they are not used for a while", extra={"replica": name}
             )

@@ -1,13 +1,15 @@
 """The prefixes that replicas hold, for the router: from their events, with doubt.
 
 A replica's events decide only about that replica. They are believed as long as its answers agree: if it reports far fewer
-cached tokens than its events promise, in WATCHED answers together, they are not used for DOUBT_S. (Another tokenizer than the
-engine's, events of another process, a publisher that lies.) Of a replica with several ranks, which the gateway cannot address,
+cached tokens than its events promise to most of its last clients, they are not used for DOUBT_S. (Another tokenizer than the
+engine's, events of another process, a publisher that lies.) A client whose bodies have other tokens at the engine than at its
+/tokenize is one of them. Of a replica with several ranks, which the gateway cannot address,
 a prompt may get any: the mean counts.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -16,33 +18,43 @@ from gateway.features.kv_events.prompt_tokens import KnownTokens
 from gateway.features.kv_events.stream import EventStream, Source
 from router.residency import HeldPrefix, PromptTokens, Residency
 
-WATCHED: Final = 16  # answers
-LEAST_SHARE: Final = 0.5  # of the promised tokens
+WATCHED: Final = 16  # answers between two verdicts
+MAX_CLIENTS: Final = 16  # the latest
+KEPT: Final = 0.9  # of the earlier answers of a client, with each new one
+LEAST_SHARE: Final = 0.5  # of the tokens promised to a client
 DOUBT_S: Final = 120.0
 
 
 class Agreement:
-    """Promised and reported cached tokens of a replica's last answers. doubted_until: reading of the clock."""
+    """Promised and reported cached tokens of a replica's last answers, by client. doubted_until: reading of the clock.
+    Operations are O(MAX_CLIENTS).
+    """
 
-    __slots__ = ("_answers", "_promised", "_reported", "doubted_until")
+    __slots__ = ("_answers", "_clients", "doubted_until")
 
     def __init__(self) -> None:
         self._answers = 0
-        self._promised = self._reported = 0.0
+        self._clients: OrderedDict[int, tuple[float, float]] = OrderedDict()  # (promised, reported), the latest client last
         self.doubted_until = float("-inf")
 
-    def learn(self, promised: int, reported: int, now: float) -> bool:
+    def learn(self, client: int, promised: int, reported: int, now: float) -> bool:
         """An answer. True if the events are not believed from now on."""
+        if not promised:
+            return False
+        before = self._clients.pop(client, (0.0, 0.0))
+        self._clients[client] = KEPT * before[0] + promised, KEPT * before[1] + min(reported, promised)
+        if len(self._clients) > MAX_CLIENTS:
+            self._clients.popitem(last=False)
         self._answers += 1
-        self._promised += promised
-        self._reported += min(reported, promised)
         if self._answers < WATCHED:
             return False
-        doubted = self._reported < LEAST_SHARE * self._promised
-        self._answers, self._promised, self._reported = 0, 0.0, 0.0
-        if doubted:
-            self.doubted_until = now + DOUBT_S
-        return doubted
+        self._answers = 0
+        against = sum(reported < LEAST_SHARE * promised for promised, reported in self._clients.values())
+        if 2 * against <= len(self._clients):
+            return False
+        self._clients.clear()
+        self.doubted_until = now + DOUBT_S
+        return True
 
 
 class EngineResidency(Residency):
@@ -90,10 +102,10 @@ class EngineResidency(Residency):
         agreement = self._agreements.get(replica)
         return agreement is not None and agreement.doubted_until > self._clock()
 
-    def answered(self, replica: str, promised: int, reported: int) -> bool:
+    def answered(self, replica: str, client: int, promised: int, reported: int) -> bool:
         """An answer of a replica. True if its events are not believed from now on."""
         agreement = self._agreements.get(replica)
-        return agreement is not None and agreement.learn(promised, reported, self._clock())
+        return agreement is not None and agreement.learn(client, promised, reported, self._clock())
 
     def __repr__(self) -> str:
         return f"<EngineResidency of {len(self._streams)} replicas>"

@@ -14,7 +14,7 @@ import zmq
 from gateway.features.kv_events.ordering import LIVE
 from gateway.features.kv_events.prompt_tokens import KnownTokens
 from gateway.features.kv_events.receiver import BLOCK_BYTES, EventReceiver
-from gateway.features.kv_events.residency import DOUBT_S, WATCHED, EngineResidency
+from gateway.features.kv_events.residency import DOUBT_S, WATCHED, Agreement, EngineResidency
 from gateway.features.kv_events.stream import EventStream, Source
 from replica.cache.kv_events import EventsConfig, KvEventPublisher
 from replica.cache.prefix import BlockRun, Prefix, Scope
@@ -147,12 +147,20 @@ async def test_a_lying_publisher_moves_only_beliefs_about_its_own_replica_and_on
         assert residency.held(tokens, "other") is None
         elsewhere = KnownTokens(tokens.data, "another pool", "m", "", whole=True)
         assert residency.held(elsewhere, "r") is None, "its tokens are another tokenizer's"
-        doubted = [residency.answered("r", 128, 0) for _ in range(WATCHED)]
+        doubted = [residency.answered("r", 1, 128, 0) for _ in range(WATCHED)]
         assert doubted == [False] * (WATCHED - 1) + [True]
         assert residency.held(tokens, "r") is None
         clock.now += DOUBT_S + 1
         assert residency.held(tokens, "r") is not None
-        assert not any(residency.answered("r", 128, 96) for _ in range(3 * WATCHED))
+        assert not any(residency.answered("r", 1, 128, 96) for _ in range(3 * WATCHED))
+
+
+def test_one_client_of_several_ends_no_belief_however_many_answers_it_gets() -> None:
+    """Its bodies may have other tokens at the engine than at its /tokenize, as with `truncate_prompt_tokens`."""
+    agreement = Agreement()
+    honest = [agreement.learn(client, 128, 128, 0.0) for client in (1, 2)]
+    assert not any([*honest, *(agreement.learn(3, 10_000, 0, 0.0) for _ in range(100 * WATCHED))])
+    assert any(agreement.learn(client, 128, 0, 0.0) for _ in range(5 * WATCHED) for client in (1, 2)), "all of them do"
 
 
 async def test_of_ranks_that_cannot_be_chosen_the_mean_counts() -> None:
