@@ -20,7 +20,7 @@ from tests.support.rules import name_of, nobody
 
 LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "gateway": (
-        ("errors", "shares", "tasks"),
+        ("errors", "shares", "sockets", "tasks"),
         ("turns", "config", "telemetry"),
         ("dialects", "upstream", "admission", "database"),
         ("fleet", "accounting", "parser"),

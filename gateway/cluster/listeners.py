@@ -13,10 +13,12 @@ import socket
 from collections.abc import Sequence
 from typing import Any, Final
 
+from gateway.sockets import end_with_peer
+
 # Connections that the kernel accepts on behalf of each socket. Beyond that it drops packets, and clients try again after 1, 3
 # and 7 s. (Linux uses net.core.somaxconn instead if that is less.)
 BACKLOG: Final = 1024
-
+CLIENT_LOST_S: Final = 120  # a client that has confirmed nothing for this long is gone: its requests end, and replicas are free
 
 Address = tuple[Any, ...]
 
@@ -77,6 +79,7 @@ def _bound(family: int, address: Address, *, shared: bool) -> socket.socket:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        end_with_peer(sock, CLIENT_LOST_S)
         sock.setblocking(False)
         sock.bind(address)
     except BaseException:

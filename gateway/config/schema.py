@@ -350,7 +350,10 @@ class TimeoutConfig(ConfigSection, frozen=True):
         ),
     ] = 1800.0
     idle_s: Annotated[
-        Seconds, about("Longest silence after the first token; also how long a client may leave an answer unread.")
+        Seconds,
+        about(
+            "Longest silence after the first token; also how long a client may leave an answer unread, at most 120 s on Linux."
+        ),
     ] = 120.0
     total_s: Annotated[
         float,

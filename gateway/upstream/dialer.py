@@ -11,6 +11,7 @@ because a name that was harmless when it was checked may resolve to such an addr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import ipaddress
 import re
@@ -20,10 +21,12 @@ from typing import Final
 
 from gateway.config.addresses import is_link_local
 from gateway.errors import OUT_OF_RESOURCES, REFUSED, UNREACHABLE, GatewayError, ReplicaFailure, out_of_resources
+from gateway.sockets import end_with_peer
 from gateway.upstream.connection import Connection
 from gateway.upstream.resolver import AddressSource
 
 STAGGER_S: Final = 0.25
+REPLICA_LOST_S: Final = 60  # a replica whose system has confirmed nothing for this long is gone: another one may answer
 RENEWAL_S: Final = 0.5  # for a new look-up after connecting has failed: the request may be retried on another replica
 
 _LOCAL_ERRORS: Final = OUT_OF_RESOURCES | {errno.EADDRNOTAVAIL}  # no free local port
@@ -83,7 +86,9 @@ class Dialer:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         try:
-            _, connection = await loop.create_connection(lambda: Connection(loop), address, self.port)
+            transport, connection = await loop.create_connection(lambda: Connection(loop), address, self.port)
+            with contextlib.suppress(OSError):  # it has ended already
+                end_with_peer(transport.get_extra_info("socket"), REPLICA_LOST_S)
             if self._tls:
                 await connection.secure(self._tls, self._server_name)
         except (OSError, asyncio.CancelledError) as error:

@@ -205,8 +205,6 @@ class ClientConnection(asyncio.Protocol):
             made.close()
             return
         made.set_write_buffer_limits(MAX_UNCHARGED)
-        with contextlib.suppress(OSError):
-            made.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self.transport = made
         self.client = client
         self.local = is_local(peer)

@@ -14,10 +14,11 @@ import pytest
 
 from bench.measure.ports import free_port
 from gateway.errors import GatewayError, ReplicaFailure
-from gateway.upstream.dialer import Dialer
+from gateway.upstream.dialer import REPLICA_LOST_S, Dialer
 from gateway.upstream.resolver import RETRY_S, Resolver
 from tests.gateway.conftest import eventually
 from tests.gateway.upstream.test_resolver import Clock, NameServer
+from tests.support.sockets import silence_of
 from tests.support.tools import tool
 
 ONE, TWO = "127.77.0.1", "127.77.0.2"  # where no other program listens
@@ -106,6 +107,16 @@ async def test_an_ip_address_is_never_looked_up(host: str) -> None:
             pytest.skip("no IPv6 here")
     async with Listener().at(host) as listener:
         assert await local_address(Dialer(host, listener.port, None, Resolver(never))) == host
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
+async def test_the_system_ends_connections_of_replicas_that_are_gone_without_an_end() -> None:
+    """Without it a request waits for a machine without power until `timeouts.first_byte_s`."""
+    async with Listener().at(ONE) as listener:
+        connection = await Dialer(ONE, listener.port, None, Resolver(lambda host: [])).connect(10)
+        assert connection._transport is not None
+        assert silence_of(connection._transport.get_extra_info("socket")) == (True, REPLICA_LOST_S)
+        connection.abort()
 
 
 async def test_an_address_that_refuses_is_passed_over_and_comes_last_next_time() -> None:

@@ -25,6 +25,7 @@ import orjson
 from gateway.cluster.member_source import SourceError
 from gateway.config.addresses import base_url
 from gateway.features.discovery.section import KubernetesConfig
+from gateway.sockets import end_with_peer
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # in every pod, unless disabled
 CONNECT_S: Final = 5.0
@@ -32,6 +33,7 @@ HEAD_S: Final = 15.0  # time limit for the head of an answer
 LIST_S: Final = 20.0
 WATCH_S: Final = 240.0  # a watch lasts this time plus up to a quarter, so that many gateways do not restart it together
 GRACE_S: Final = 15.0  # a server that is silent for longer has failed
+LOST_S: Final = 15  # the same for a connection
 MAX_OBJECTS: Final = 10_000
 MAX_PAGE_BYTES: Final = 16 << 20
 MAX_TOKEN_BYTES: Final = 64 << 10
@@ -254,10 +256,7 @@ def _check_regular(path: Path) -> None:
 def _socket_with_keepalive(address: Any) -> socket.socket:
     """A lost server is detected within 15 s, or within three if another machine has its address."""
     made = socket.socket(*address[:3])
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 3), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, name):  # missing on some systems
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    end_with_peer(made, LOST_S)
     return made
 
 

@@ -14,11 +14,12 @@ import pytest
 import uvloop
 
 from gateway.app import compose, serve
-from gateway.cluster.listeners import open_listeners
+from gateway.cluster.listeners import CLIENT_LOST_S, open_listeners
 from gateway.server.http.accept import BATCH, Acceptor
 from tests.gateway.conftest import LOGGED
 from tests.support.configs import load
 from tests.support.fakes import FakeReplica
+from tests.support.sockets import silence_of
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 ASK = b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -199,6 +200,31 @@ def test_small_parts_of_an_answer_are_sent_at_once(run: Callable[[Coroutine[Any,
         with clients(listener.getsockname(), 1):
             await iterations_until(lambda: bool(options))
         assert options == [1]
+        acceptor.close()
+
+    run(main())
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
+def test_the_system_ends_connections_of_clients_that_are_gone_without_an_end(
+    run: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
+    """Without it a request waits for a machine without power for hours, and its replica with it."""
+
+    async def main() -> None:
+        (listener,) = open_listeners("127.0.0.1", 0)
+        options: list[tuple[bool, float]] = []
+
+        class Asking(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                sock: socket.socket = transport.get_extra_info("socket")
+                options.append(silence_of(sock))
+                transport.close()
+
+        acceptor = Acceptor(listener, Asking)
+        with clients(listener.getsockname(), 1):
+            await iterations_until(lambda: bool(options))
+        assert options == [(True, CLIENT_LOST_S)]
         acceptor.close()
 
     run(main())

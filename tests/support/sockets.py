@@ -1,0 +1,12 @@
+"""Options of sockets."""
+
+from __future__ import annotations
+
+import socket
+
+
+def silence_of(sock: socket.socket) -> tuple[bool, float]:
+    """(True if a peer without anything to confirm is probed within that time, seconds after which a silent peer is gone)."""
+    limit_s = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) / 1000
+    probed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    return probed and 0 < sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < limit_s, limit_s
