@@ -64,6 +64,16 @@ def priority_of(header: str | None) -> int:
     return int(text)
 
 
+def granted_priority(header: str | None, most: int | None) -> int:
+    """The priority of a request. header: the client's. most: its maximum, and its value without a header; None: no maximum.
+    Raises GatewayError 400.
+    """
+    wanted = priority_of(header)
+    if most is None:
+        return wanted
+    return most if header is None else min(wanted, most)
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PlaceGate:
     """Says if a replica of the pool has a free place (`fleet/places.py`). total: places of all replicas: while fewer requests

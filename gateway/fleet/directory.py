@@ -22,7 +22,7 @@ from typing import Any
 
 import pygtrie
 
-from gateway.admission.pool_queue import Admission, Permit, Place, priority_of
+from gateway.admission.pool_queue import Admission, Permit, Place, granted_priority
 from gateway.config.kinds import MATCH_ALL
 from gateway.config.schema import Config, FallbackConfig
 from gateway.config.sections import processes_of
@@ -47,7 +47,7 @@ from gateway.fleet.pools import Pool, listed_by, succeed
 from gateway.fleet.prober import Prober, ProbeResult
 from gateway.fleet.ranks import KnownRanks
 from gateway.fleet.refusals import REST_MOST_S
-from gateway.fleet.state import USAGE_WISH, ReplicaState
+from gateway.fleet.state import PRIORITY_FIELD, USAGE_WISH, ReplicaState
 from gateway.telemetry.counters import FirstValues, Instruments
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.client import UpstreamClient
@@ -86,14 +86,10 @@ class Target:
     prefillers: Mapping[str, ReplicaState] = field(default_factory=dict)
 
     async def wait(self, tenant: str, priority: str | None, most: int | None, place: Place, *, pulsed: bool) -> Permit:
-        """Waits for a slot at the replicas. priority: the client's header. most: maximum of the priority, and its value without
-        a header; None: no maximum. place: shows the place in the queue meanwhile. pulsed: the client gets signs of life. Raises
-        GatewayError 400 or 429.
+        """Waits for a slot at the replicas. priority, most: as in `granted_priority`. place: shows the place in the queue
+        meanwhile. pulsed: the client gets signs of life. Raises GatewayError 400 or 429.
         """
-        wanted = priority_of(priority)
-        if most is not None:
-            wanted = most if priority is None else min(wanted, most)
-        return await self.admission.wait(tenant, wanted, place, pulsed=pulsed)
+        return await self.admission.wait(tenant, granted_priority(priority, most), place, pulsed=pulsed)
 
     def require(self) -> None:
         """Raises GatewayError 503 without a replica to try."""
@@ -360,6 +356,12 @@ class Fleet:
         if USAGE_WISH not in state.lacks:
             log.info("replica refuses stream_options: the usage of its streams is estimated", extra={"replica": state.name})
         state.lacks[USAGE_WISH] = now
+
+    def refuses_priority(self, state: ReplicaState, now: float) -> None:
+        """The replica has refused a request for its priority. For a while it gets no priorities."""
+        if PRIORITY_FIELD not in state.lacks:
+            log.info("replica does not schedule by priority", extra={"replica": state.name})
+        state.lacks[PRIORITY_FIELD] = now
 
     def zero_hits(self, name: str) -> None:
         """The router has forgotten the cached prefixes of this replica, because the engine reported zero hits repeatedly."""

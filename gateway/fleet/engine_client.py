@@ -135,7 +135,7 @@ async def facts_of(
     engine, which need not be recognised. inquire: send further requests if the page does not have that size.
     """
     page: Page = {}
-    facts = Facts(named or known.engine, known.kv_tokens)
+    facts = Facts(named or known.engine, known.kv_tokens, priority=known.priority)
     engine = named or engines.recognise((entry.owner for entry in models.values()), page)
     if not engine.pages:
         return Facts(engine), False
@@ -143,12 +143,16 @@ async def facts_of(
         async with asyncio.timeout(timeout_s):
             page = await _page_of(await _get(upstream, url, "/metrics"))
             engine = named or engines.recognise((entry.owner for entry in models.values()), page)
-            facts = engines.read(engine, page)
+            facts = replace(engines.read(engine, page), priority=known.priority if engine.settings else engine.priority)
             if facts.kv_tokens is None:
                 facts = replace(facts, kv_tokens=known.kv_tokens)
             for path in engine.inquiries if inquire else ():
                 if facts.kv_tokens is None:
                     facts = replace(facts, kv_tokens=engines.kv_of(engine, _json(await _get(upstream, url, path))))
+            for path in engine.settings if inquire else ():
+                if not facts.priority:
+                    answer = _json(await _get(upstream, url, path))
+                    facts = replace(facts, priority=engines.priority_of(engine, answer))
             if inquire or known.version:  # an engine that has named none is asked rarely
                 facts = replace(facts, version=await _version_of(upstream, url, engine.versions))
     return facts, bool(page)

@@ -84,6 +84,8 @@ class EngineProfile:
     versions: tuple[str, ...] = ()  # paths of JSON answers with the `weight_version` of its model
     takes_rank: bool = False  # it computes a request at the data-parallel rank that X-data-parallel-rank names
     rank_field: bytes = b""  # the member of JSON bodies that also names the rank
+    priority: int = 0  # 1: a higher `priority` of a request goes first; -1: a lower one; 0: it has none
+    settings: tuple[str, ...] = ()  # paths of JSON answers with its flags: `priority_of`. Without, only a refusal tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,8 @@ class Facts:
     progress: the values of its metrics of progress, summed over models and ranks; empty: it has none. caches: number of its
     data-parallel ranks on its page, which have a cache each. ranks: the facts of each of several ranks; empty if they are not
     numbered from 0. asleep: it has given its memory back, and cannot answer. restorable: it has kept its weights
-    in the host's memory meanwhile. version: of its weights; "": unknown.
+    in the host's memory meanwhile. version: of its weights; "": unknown. priority: as in its profile; 0: requests
+    get none.
     """
 
     engine: EngineProfile = field(default_factory=lambda: UNKNOWN)
@@ -109,6 +112,7 @@ class Facts:
     asleep: bool = False
     restorable: bool = False
     version: str = ""
+    priority: int = 0
 
     @property
     def capacity_tokens(self) -> int | None:
@@ -176,6 +180,13 @@ def version_of(answer: Any) -> str:
     """The version of an engine's weights, from the parsed JSON answer to one of its `versions`; "": there is none."""
     version = answer.get("weight_version") if isinstance(answer, dict) else None
     return version[:MAX_VERSION_CHARS] if isinstance(version, str) else ""
+
+
+def priority_of(engine: EngineProfile, answer: Any) -> int:
+    """`Facts.priority`, from the parsed JSON answer to one of the engine's `settings`."""
+    if not isinstance(answer, dict) or answer.get("enable_priority_scheduling") is not True:
+        return 0
+    return -engine.priority if answer.get("schedule_low_priority_values_first") is True else engine.priority
 
 
 def kv_of(engine: EngineProfile, answer: Any) -> int | None:
@@ -358,6 +369,7 @@ VLLM = EngineProfile(
     sleeping="vllm:engine_sleep_state",
     versions=("/weight_info",),
     takes_rank=True,
+    priority=-1,
 )
 
 # It has vLLM's metric names; without owned_by its page would be taken for vLLM's, which comes first.
@@ -365,6 +377,7 @@ OURS = replace(
     VLLM,
     name="warmroute",
     owner="warmroute",
+    priority=0,
     prewarms=True,
     shares_inflight=None,  # all but the last chunk; with slots nothing
     silent="`warmroute replica` always reports them; does a proxy in between change its answers?",
@@ -389,6 +402,8 @@ SGLANG = EngineProfile(
     takes_rank=True,
     rank_field=b"routed_dp_rank",  # versions before March 2026 do not know the header
     bootstraps=True,
+    priority=1,
+    settings=("/server_info", "/get_server_info"),
 )
 
 # Prefixes evicted from a slot go to a cache in the host's memory (--cache-ram, 8 GiB by default), whose size it does not

@@ -23,6 +23,7 @@ BETWEEN_PROCESSES = frozenset([REFUSED, LOADING])  # reasons of a failure that s
 LACKS_S = 600.0  # after which a replica is asked again for a dialect that it lacked: it may have been upgraded
 LACKED_S = 10.0  # likewise, if no replica is known to speak the dialect
 USAGE_WISH = "stream_options"  # in `lacks`: the server refuses the gateway's wish for the usage of streams
+PRIORITY_FIELD = "priority"  # in `lacks`: the engine does not schedule by it, and refuses it
 EXTRA_PROBES = 3  # at once, beside the regular ones
 
 
@@ -58,10 +59,10 @@ class ReplicaState:
     an operator wants no new requests there. leaving: no source names it, but some of its requests are still running. probed:
     set once its first probe is over, or it has left. closed_after_s: an extra probe is running because it closed a connection
     after this idle time. idle_limit_s: the shortest idle time after which it closed a connection without a restart. lacks: time
-    at which it did not know the path of a dialect, by the dialect's name, or refused USAGE_WISH. findings: of the audit
-    (docs/audit.md). miscounts_cached, miscounts_prompts: by these its cached tokens are not used, nor prompt tokens far above
-    the estimate. places: how many requests its engine runs at once. hung: it answers probes, and generates nothing: it gets new
-    requests only if no other replica is left.
+    at which it did not know the path of a dialect, by the dialect's name, or refused USAGE_WISH or PRIORITY_FIELD. findings: of
+    the audit (docs/audit.md). miscounts_cached, miscounts_prompts: by these its cached tokens are not used, nor prompt tokens
+    far above the estimate. places: how many requests its engine runs at once. hung: it answers probes, and generates nothing:
+    it gets new requests only if no other replica is left.
     """
 
     member: Member
@@ -146,8 +147,8 @@ class ReplicaState:
         return ASLEEP if self.facts.asleep and not self.draining else DRAINING
 
     def speaks(self, dialect: str, now: float) -> bool:
-        """True if requests of this dialect, or with USAGE_WISH, are sent to it unchanged; else they are translated, or sent to
-        others.
+        """True if requests of this dialect, or with USAGE_WISH or PRIORITY_FIELD, are sent to it unchanged; else they are
+        translated, or sent to others.
         """
         at = self.lacks.get(dialect)
         return (at is None or now - at > LACKS_S) and dialect not in self.engine.lacks

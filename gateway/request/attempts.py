@@ -45,6 +45,7 @@ from gateway.request.forms import EVENT_STREAM, EVENTS_LINE, NATIVE, Form, colle
 from gateway.request.inflated import inflated_begin, read_inflated
 from gateway.request.lone_failures import LoneFailures
 from gateway.request.phases.replies import JSON_LINE, STREAM_LINES
+from gateway.request.priority import is_priority_refusal, may_refuse, priority_for, with_priority
 from gateway.request.ranks import BAD_REQUEST, is_rank_refusal, to_rank
 from gateway.request.retries import RetryBudget, jitter
 from gateway.request.unknown_path import MOST_READ, is_unknown_path, may_be
@@ -475,6 +476,34 @@ class Attempts:
     def _send(
         self, exchange: Exchange, state: ReplicaState, call: ReplicaCall, *, fresh: bool
     ) -> Coroutine[Any, Any, ReplicaAnswer]:
+        if state.facts.priority and (value := priority_for(exchange, state, self._clock())) is not None:
+            return self._send_with_priority(exchange, state, value, call, fresh=fresh)
+        return self._send_plainly(exchange, state, call, fresh=fresh)
+
+    async def _send_with_priority(
+        self, exchange: Exchange, state: ReplicaState, value: int, call: ReplicaCall, *, fresh: bool
+    ) -> ReplicaAnswer:
+        """`_send` with the request's priority. If the engine refuses it, it is taken back. Only a good answer then shows that
+        it was the cause, as for ranks.
+        """
+        if is_object(call.body):
+            exchange.charge_copy(call.body)
+        answer = await self._send_plainly(exchange, state, with_priority(call, value), fresh=fresh)
+        if not may_refuse(answer.status):
+            return answer
+        begin = answer.peek() if answer.status < BAD_REQUEST else await _error_of(answer, MAX_READ)
+        if not is_priority_refusal(begin):
+            return answer
+        answer.close()
+        answer = await self._send_plainly(exchange, state, call, fresh=False)
+        if answer.status < BAD_REQUEST:
+            self._fleet.refuses_priority(state, self._clock())
+        return answer
+
+    def _send_plainly(
+        self, exchange: Exchange, state: ReplicaState, call: ReplicaCall, *, fresh: bool
+    ) -> Coroutine[Any, Any, ReplicaAnswer]:
+        """`_send` without a priority."""
         again = exchange.attempts.failed or exchange.prefilled is not None
         spent_s = self._clock() - exchange.attempts.since if again else 0.0
         if state.member.rank is not None:

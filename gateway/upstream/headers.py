@@ -18,10 +18,10 @@ Headers = list[tuple[bytes, bytes]]
 _HOP_BY_HOP: Final = frozenset(
     [b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer"]
 ) | {b"transfer-encoding", b"upgrade"}
-# They choose a cache of an engine, or make a sidecar of llm-d connect to a host.
+# They choose a cache of an engine, or its order of requests, or make a sidecar of llm-d connect to a host.
 _STEERING: Final = frozenset(
     [b"x-data-parallel-rank", b"x-data-parallel-host-port", b"x-prefiller-host-port", b"x-kv-cache-source-host-port"]
-) | {b"x-encoder-hosts-ports"}
+) | {b"x-encoder-hosts-ports", b"x-vllm-priority"}
 # Set by the gateway for the replica. Answers must be uncompressed: the usage in them is read.
 _REQUEST_OWN: Final = (
     _HOP_BY_HOP.union([b"host", b"content-length", b"content-encoding", b"accept-encoding", b"expect", b"x-request-id"])

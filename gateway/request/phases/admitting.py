@@ -15,11 +15,11 @@ from gateway.request.exchange import Exchange, PoolBinding
 from gateway.request.extensions import Extensions
 from gateway.request.notes import ADMIT
 from gateway.request.phases.scopes import prompt_of
+from gateway.request.priority import PRIORITY_HEADER
 from gateway.request.pulses import is_pulsed
 from gateway.request.rights import Rights
 from gateway.telemetry.metrics import Metrics
 
-PRIORITY_HEADER: Final = "X-Priority"
 NOT_FOUND: Final = 404
 _UNLISTED: Final = BATCHES | {OTHER_ENDPOINT}
 

@@ -101,6 +101,7 @@ class ReadPhases:
         if api.steers and (names := STEERING - self._live.client_fields):
             exchange.charge_copy(api.body)
             cut(api, await self._parsing.cuts(api.body, sorted(names), client))
+            api.steers = names != STEERING
         if not dialect.strict:
             grant, kind = exchange.caller.grant, request.headers.get("Content-Type") or ""
             restricted = grant is not None and bool(grant.models)

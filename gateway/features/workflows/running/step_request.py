@@ -9,12 +9,12 @@ from typing import Any, Final
 import orjson
 
 from gateway.admission.memory import MemoryLease
-from gateway.admission.pool_queue import MAX_PRIORITY, priority_of
+from gateway.admission.pool_queue import MAX_PRIORITY, granted_priority
 from gateway.dialects.finished_answer import CALL, MAX_ANSWER, REASONING, TEXT, AnswerAssembler, AnswerPart, FinishedAnswer
 from gateway.errors import INSUFFICIENT_QUOTA, GatewayError
 from gateway.features.workflows.running.messages import ModelAnswer, StepContext, StepFailure
 from gateway.request.client import ClientReply, ClientRequest, Headers, InternalRequest
-from gateway.request.phases.admitting import PRIORITY_HEADER
+from gateway.request.priority import PRIORITY_HEADER
 from gateway.request.rights import Rights
 from gateway.upstream.client import PausableSource
 
@@ -50,11 +50,9 @@ class StepRequest(InternalRequest):
         """Have it wait one priority below the others of its caller (`Target.wait`). grant: the caller's."""
         given = self.headers.get(PRIORITY_HEADER)
         try:
-            own = priority_of(given)
+            own = granted_priority(given, None if grant is None else grant.priority)
         except GatewayError:
             return  # it is refused
-        if grant is not None:
-            own = grant.priority if given is None else min(own, grant.priority)
         self._headers.priority = str(max(-MAX_PRIORITY, own - 1))
 
     @property
