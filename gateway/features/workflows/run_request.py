@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import orjson
 
 from gateway.core import Core
-from gateway.dialects.json_edits import read_object
 from gateway.errors import GatewayError, bad_request
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.workflows.compiler import WorkflowCompiler, require_body_size, require_size
@@ -35,9 +35,10 @@ from gateway.request.client import Caller
 from gateway.request.exchange import Exchange
 
 MAX_METADATA: Final = 16 << 10  # bytes
-_MAX_SCANNED: Final = 1 << 21  # strings and brackets of a body
+_MAX_VALUES: Final = 1 << 21  # about: texts and brackets of a body
 _KEYS: Final = ("workflow", "program", "inputs", "stream", "background", "limits", "metadata")
 _LIMITS: Final = ("calls", "output_tokens", "seconds", "cost_usd")
+_read_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class RunRequestBody(NamedTuple):
@@ -159,19 +160,22 @@ class RunRequests:
 def read_body(raw: bytes) -> RunRequestBody:
     """Raises GatewayError 400 or 413."""
     require_body_size(raw)
+    if raw.count(b'"') // 2 + raw.count(b"[") + raw.count(b"{") > _MAX_VALUES:
+        raise GatewayError(
+            413, "workflow_too_large", f"A request for a workflow has at most {_MAX_VALUES:,} texts and brackets."
+        )
     try:
-        spans = read_object(raw, most=_MAX_SCANNED).spans
-        members = {key: raw[slice(*spans[key])] for key in spans if key in _KEYS}
-        values = {key: orjson.loads(members[key]) for key in members if key != "workflow"}
-    except (ValueError, IndexError):
+        members = {key: bytes(value) for key, value in _read_members(raw).items()}
+        values = {key: orjson.loads(members[key]) for key in members if key in _KEYS and key != "workflow"}
+    except (ValueError, RecursionError):
         raise bad_request(
             'The body must be a JSON object such as {"workflow": {...}, "inputs": {...}}.', code="invalid_json"
         ) from None
-    if unknown := [key for key in spans if key not in _KEYS]:
+    if unknown := [key for key in members if key not in _KEYS]:
         raise bad_request(f"{unknown[0][:60]!r} is unknown; the body has {', '.join(_KEYS)}.", unknown[0][:60])
     if ("workflow" in members) == ("program" in members):
         raise bad_request("Exactly one of 'workflow' (a document or a name) and 'program' (Python) is expected.", "workflow")
-    workflow: str | bytes = members.get("workflow", b"").strip()
+    workflow: str | bytes = members.get("workflow", b"")
     if isinstance(workflow, bytes) and workflow.startswith(b'"'):
         workflow = _text_in(workflow)
     require_size(workflow)

@@ -146,7 +146,6 @@ class _Estimation:
     def _evaluated(self, expression: Expression) -> int:
         try:
             value = expression.evaluate({INPUTS: self._inputs}, self._budget, MAX_MESSAGES_BYTES)
-            self._budget.charge(value)
         except ValueTooLargeError:
             raise _UnknownSizeError from None
         except EvaluationError:  # an input is missing

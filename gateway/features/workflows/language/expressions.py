@@ -20,7 +20,7 @@ from gateway.features.workflows.language.operations import (
     WorkBudget,
     foreign,
 )
-from gateway.features.workflows.language.values import MAX_VALUE_BYTES, bytes_of
+from gateway.features.workflows.language.values import MAX_VALUE_BYTES
 
 MAX_CHARS: Final = 2000
 MAX_NODES: Final = 256
@@ -50,7 +50,7 @@ class Expression:
         """Its value, and the bytes of it. Raises EvaluationError."""
         budget.spend(EVALUATION_WORK + NODE_WORK * self.nodes)
         value = Evaluation(scope, budget).of(self.tree)
-        return value, bytes_of(value, most)
+        return value, budget.measure(value, most)
 
     @property
     def canonical(self) -> str:

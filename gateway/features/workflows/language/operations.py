@@ -12,12 +12,13 @@ from typing import Any, Final, NamedTuple
 
 from gateway.features.workflows.language.functions import FUNCTIONS, has, is_number, search_work
 from gateway.features.workflows.language.results import StepResult
-from gateway.features.workflows.language.values import EvaluationError, ValueTooLargeError, bytes_of, type_name
+from gateway.features.workflows.language.values import EvaluationError, ValueTooLargeError, bytes_of, require_bytes, type_name
 
 MAX_WORK: Final = 1 << 25  # units of about a nanosecond
 _OPERATION_WORK: Final = 500
 _WIDE_CHAR_WORK: Final = 3  # of a character of a text that is not all ASCII
 _BYTE_WORK: Final = 4  # of a byte of a list or an object
+_ITEM_WORK: Final = 20  # of an item of a slice; of a character of one: 1
 _NO_NUMBERS: Final = "only numbers can be calculated with; + also joins two texts or two lists"
 
 Scope = Mapping[str, Any]
@@ -43,6 +44,12 @@ class WorkBudget:
             elif isinstance(value, list | dict):
                 work += _BYTE_WORK * bytes_of(value, MAX_WORK // _BYTE_WORK)
         self.spend(work)
+
+    def measure(self, value: object, most: int) -> int:
+        """The bytes of a value, paid also if there are more than `most`. Raises EvaluationError."""
+        size = bytes_of(value, MAX_WORK // _BYTE_WORK)
+        self.spend(size if isinstance(value, str) else _BYTE_WORK * size)
+        return require_bytes(size, most)
 
     def spend(self, work: int) -> None:
         """Raises ValueTooLargeError beyond MAX_WORK."""
@@ -142,7 +149,11 @@ def _subscript_value(node: ast.Subscript, run: Evaluation) -> Any:
             raise EvaluationError("the bounds of a slice are whole numbers")
         if base is not None and not isinstance(base, str | list):
             raise EvaluationError(f"a slice needs a text or a list, got {type_name(base)}")
-        return None if base is None else base[bounds[0] : bounds[1]]
+        if base is None:
+            return None
+        copied = len(range(*slice(*bounds).indices(len(base))))
+        run.spend(copied if isinstance(base, str) else _ITEM_WORK * copied)
+        return base[bounds[0] : bounds[1]]
     index = run.of(node.slice)
     if isinstance(base, dict) and isinstance(index, str):
         return base.get(index)

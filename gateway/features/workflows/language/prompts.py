@@ -29,13 +29,13 @@ def messages_of(call: ModelCall, scope: Scope, budget: WorkBudget | None = None)
     found: list[Any] = []
     if call.source:
         found += _source(call, scope).messages or []
+        budget.charge(found)
     elif call.opening:
         found += _messages(call.opening.fill(scope, budget, MAX_MESSAGES_BYTES), call.opening.path)
     for item in call.append.fill(scope, budget) if call.append else ():
         found += _messages(item if isinstance(item, list) else [item], call.append.path if call.append else "")
     if len(found) > MAX_MESSAGES:
         raise ValueTooLargeError(f"a prompt has {len(found):,} messages, more than {MAX_MESSAGES:,}")
-    budget.charge(found)
     bytes_of(found, MAX_MESSAGES_BYTES)
     return found
 

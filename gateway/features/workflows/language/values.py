@@ -41,6 +41,11 @@ def bytes_of(value: object, most: int = MAX_VALUE_BYTES) -> int:
         size = len(_dumped(inner)) - 2 * _AROUND
     else:
         size = len(_dumped(value))
+    return require_bytes(size, most)
+
+
+def require_bytes(size: int, most: int) -> int:
+    """The size. Raises ValueTooLargeError if it is larger than `most`."""
     if size > most:
         raise ValueTooLargeError(f"a value has {size:,} bytes, more than {most:,}")
     return size

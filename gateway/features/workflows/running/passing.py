@@ -31,11 +31,15 @@ class PassingText:
         self._workflow, self._tree = workflow, tree
         self._begin = self._first(primary) if primary else ""
         self._source: StepCopy | None = None
+        self._live = -1  # number of live copies at the last look
         self.steps = frozenset(self._ends(self._begin, ()))
 
     def source(self) -> StepCopy | None:
-        """The copy whose text passes; None: there is none yet. Once found, it stays."""
-        if self._source is None and self._begin:
+        """The copy whose text passes; None: there is none yet. Once found, it stays. O(1), unless a step has started or ended
+        since the last call.
+        """
+        if self._source is None and self._begin and self._live != self._tree.live:
+            self._live = self._tree.live
             self._source = self._found()
         return self._source
 

@@ -110,6 +110,7 @@ async def test_a_plain_run_is_its_object_with_steps() -> None:
     [
         (b"[]", 400, "invalid_json", None),
         (b'{"workflow": {"a": 1', 400, "invalid_json", None),
+        (b'{"workflow": ' + b'{"a": ' * 50_000 + b"1" + b"}" * 50_001, 400, "invalid_json", None),
         (b'{"what": 1}', 400, "invalid_request", "what"),
         (b"{}", 400, "invalid_request", "workflow"),
         (b'{"workflow": {}, "program": ""}', 400, "invalid_request", "workflow"),

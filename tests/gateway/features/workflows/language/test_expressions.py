@@ -249,6 +249,20 @@ def test_parsing_is_charged_for_the_values_that_it_makes(value: str) -> None:
         work(f"len({' + '.join(['parse(a)'] * 4)})", a=value)
 
 
+@pytest.mark.parametrize("text", ["x", "x[1:] and 1", "x[:-1] and 1"])
+@pytest.mark.parametrize(("value", "least"), [([[]] * 100_000, 1_000_000), ("x" * 1_000_000, 900_000)])
+def test_a_value_and_a_slice_are_charged_for_their_size(text: str, value: Any, least: int) -> None:
+    assert work(text, x=value[:1]) < 10_000
+    assert work(text, x=value) > least
+
+
+def test_a_value_that_is_too_large_is_charged_too() -> None:
+    budget = WorkBudget()
+    with pytest.raises(ValueTooLargeError):
+        parse_expression("x").evaluate({"x": [0] * 1_000_000}, budget)
+    assert budget.used > 2_000_000
+
+
 def test_a_loop_is_charged_for_its_items() -> None:
     for function in ("sum", "min", "max", "join"):
         assert work(f"{function}(a)", a=[1] * 10_000) > work(f"{function}(a)", a=[1] * 10) + 10_000 * 100

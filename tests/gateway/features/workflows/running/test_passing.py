@@ -95,6 +95,20 @@ def test_a_step_is_repeated_until_its_text_passes(decided: bool) -> None:
         assert [(call.name, getattr(call, "attempt", 0)) for call in turn.calls] == [("a", 2)]
 
 
+def test_copies_are_looked_at_only_when_a_step_has_ended() -> None:
+    scheduler = begun({"a": CHAT, "k": {**CHAT, "kill": ["a"]}, "z": CHAT, "o": {"let": "${a.text}", "yield": "o"}})
+    looks = list[int]()
+    for _ in range(2):
+        scheduler.streamed("a", "one", 0.5)
+        scheduler.turn()
+        assert source(scheduler) == ""
+        looks.append(scheduler.tree.visits)
+    assert looks[0] == looks[1] > 0
+    finish(scheduler, "z")
+    assert source(scheduler) == ""
+    assert scheduler.tree.visits > looks[1]
+
+
 def test_without_a_primary_output_nothing_is_told() -> None:
     scheduler = RunScheduler(workflow_of({"a": {**CHAT, "yield": "o"}}), {}, 10)
     scheduler.begin(0.0, {})
