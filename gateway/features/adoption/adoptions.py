@@ -4,9 +4,10 @@
                                       │                                              └── its end ──► gone
                                       └── the grace is over, an error, too large, shutdown ──► cancelled, gone
 
-A grace is `limits.adopt_s`, and GRACE_SHARE of the time since the choice of the replica, at most MAX_GRACE_S. The request goes
-on in its own task, with its booking, its reservation and its record, in every phase: in a queue, before its first byte, between
-two replicas. So a generation has one record for any number of clients.
+A grace is `limits.adopt_s`, and GRACE_SHARE of the time since the choice of the replica, twice as long after each adoption
+(agents double their pauses), at most MAX_GRACE_S. An answer that ends in its grace holds no replica any more, and waits for
+MAX_GRACE_S from its end on. The request goes on in its own task, with its booking, its reservation and its record, in every
+phase: in a queue, before its first byte, between two replicas. So a generation has one record for any number of clients.
 
 Equal requests of connected clients are generations of their own: an answer with a client is not adopted. Of equal requests
 without a client only the oldest goes on: when the client of another one leaves, that one ends, and the grace of the oldest
@@ -18,6 +19,9 @@ its own generation ends. Until then nothing tells it from a second request for a
 
 Each process has its own. Bounds: MAX_WAITING per process, MAX_OWNED per caller, a share per address (`runs/places.py`), and the
 bounds of `kept_answer.py`.
+
+An agent may keep the part of an answer that it got, and go on from there: Claude Code and Codex do after a cut, and people
+after an interruption. The answer has no reader then, so a longer prompt of the same session ends it.
 """
 
 from __future__ import annotations
@@ -40,7 +44,9 @@ from gateway.features.runs.event_log import LOGS_SHARE, MAX_LOGS, Logs
 from gateway.features.runs.places import RunPlaces
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
+from gateway.request.phases.scopes import prompt_of
 from gateway.request.record import ADOPTED, SettledRequest
+from router import Prompt
 
 GRACE_SHARE: Final = 0.1
 MAX_GRACE_S: Final = 60.0
@@ -51,7 +57,7 @@ LOOKED_AT: Final = 1000  # newest running requests when a client leaves
 
 class AbandonedAnswer(DetachedAnswer):
     """An answer whose client has left. record: of its request. task: serves it; None: it has ended. given_up: it is
-    not for adoption any more. timer: of its grace; None: a client follows it.
+    not for adoption any more. adoptions: how often a client has come again. timer: of its grace; None: a client follows it.
     """
 
     def __init__(self, kept: KeptAnswer, exchange: Exchange, task: asyncio.Task[None] | None, logs: Logs, core: Core) -> None:
@@ -61,6 +67,7 @@ class AbandonedAnswer(DetachedAnswer):
         self.place = place_of(exchange)
         self.task = task
         self.given_up = False
+        self.adoptions = 0
         self.timer: asyncio.TimerHandle | None = None
         super().__init__(
             (self.place[0], f"{self.record.id} {id(self):x}"), logs, exchange.request.lease.account.lease(), core.clock
@@ -77,9 +84,16 @@ def place_of(exchange: Exchange) -> tuple[str, str]:
     return caller_of(exchange), exchange.request.lease.account.client
 
 
-def grace_s(adopt_s: float, spent_s: float) -> float:
-    """Seconds that an answer waits for a client. spent_s: since its replica was chosen."""
-    return max(adopt_s, min(adopt_s + GRACE_SHARE * spent_s, MAX_GRACE_S))
+def grace_s(adopt_s: float, spent_s: float, adoptions: int = 0) -> float:
+    """Seconds that a running answer waits for a client. spent_s: since its replica was chosen. adoptions: so far."""
+    return max(adopt_s, min((adopt_s + GRACE_SHARE * spent_s) * 2.0 ** min(adoptions, 10), MAX_GRACE_S))
+
+
+def continues(prompt: Prompt, earlier: Prompt) -> bool:
+    """True if it is a later prompt of the same agent of the same session."""
+    if not earlier.keys or not earlier.session_key or prompt.session_key != earlier.session_key:
+        return False
+    return prompt.units > earlier.units and prompt.keys.startswith(earlier.keys)
 
 
 class Adoptions(Abandonments):
@@ -106,7 +120,7 @@ class Adoptions(Abandonments):
             return False
         if self._has_older(identity_of(exchange, kept.identify()), exchange.record):
             return False
-        if not self.places.admit(*place_of(exchange)):
+        if not self._admit(place_of(exchange)):
             return False
         self._use()
         answer = AbandonedAnswer(kept, exchange, task, self.logs, self._core)
@@ -114,6 +128,16 @@ class Adoptions(Abandonments):
         kept.detach(answer)
         self._wait(answer)
         return True
+
+    def _admit(self, place: tuple[str, str]) -> bool:
+        """Takes a place; if there is none, that of an answer that has ended. O(MAX_WAITING)."""
+        if self.places.admit(*place):
+            return True
+        ended = next((answer for answer in self._waiting.values() if answer.task is None and answer.place == place), None)
+        if ended is None:
+            return False
+        self._give_up(ended, "expired")
+        return self.places.admit(*place)
 
     def _hand_over(self, answer: AbandonedAnswer) -> None:
         """Give it to a newer equal request whose client waits. O(LOOKED_AT)."""
@@ -152,8 +176,23 @@ class Adoptions(Abandonments):
         """A client has left: from the first one on, choices and ends of requests are looked at."""
         if not self._used:
             self._used = True
+            self._core.extensions.entering.append(self._end_continued)
             self._core.extensions.chosen.append(self.interrupted.chosen)
             self._core.observers.insert(0, self.answers.settled)
+
+    def _end_continued(self, exchange: Exchange) -> None:
+        """A request begins: give up the answers from which it goes on. O(waiting answers), and once O(prompt)."""
+        if not self._waiting or not exchange.api.metered:
+            return
+        owner = caller_of(exchange)
+        owned = [answer for answer in self._waiting.values() if answer.place[0] == owner]
+        if not owned:
+            return
+        prompt = prompt_of(self._core.live, exchange.api, exchange.caller, exchange.record.subject.label)
+        for answer in owned:
+            booking = answer.record.booking
+            if booking is not None and continues(prompt, booking.prompt):
+                self._give_up(answer, "continued")
 
     def _wait(self, answer: AbandonedAnswer) -> None:
         """It has no client: its grace begins, unless an older one waits for the same request."""
@@ -185,7 +224,10 @@ class Adoptions(Abandonments):
         if answer.timer is not None:
             answer.timer.cancel()
         booking = answer.record.booking
-        delay_s = grace_s(self._adopt_s, self._core.clock() - booking.lease.since if booking is not None else 0.0)
+        spent_s = self._core.clock() - booking.lease.since if booking is not None else 0.0
+        delay_s = grace_s(self._adopt_s, spent_s, answer.adoptions)
+        if answer.finished:
+            delay_s = max(delay_s, MAX_GRACE_S)
         answer.timer = asyncio.get_running_loop().call_later(delay_s, self._give_up, answer, "expired")
 
     def _take(self, answer: AbandonedAnswer) -> None:
@@ -230,8 +272,11 @@ class Adoptions(Abandonments):
         answer.task = None
         if answer.given_up:
             self._forget(answer)
-        elif answer.timer is not None and not answer.adoptable:
-            self._give_up(answer, "failed")
+        elif answer.timer is not None:
+            if answer.adoptable:
+                self._begin_grace(answer)
+            else:
+                self._give_up(answer, "failed")
 
     def close(self) -> None:
         """Shutdown: the graces are over. Idempotent."""
@@ -263,6 +308,7 @@ class Adoptions(Abandonments):
         """The answer from its beginning. Raises GatewayError."""
         request, record = exchange.request, exchange.record
         self._take(answer)
+        answer.adoptions += 1
         if request.keeper is not None:
             request.keeper.close()
             request.keeper = None

@@ -399,6 +399,38 @@ async def test_an_answer_that_has_ended_waits_for_its_client(request_lines: Line
         await eventually(lambda: nothing_is_held(run))
 
 
+async def test_an_answer_that_has_ended_waits_for_longer() -> None:
+    """OpenCode comes again after 2, 4 and 8 s."""
+    go = asyncio.Event()
+    config: dict[str, Any] = {"limits": {"adopt_s": 30, "drain_timeout_s": 1}}
+    async with FakeReplica([once(go, streams("hel", "lo"))]) as replica, running(replica, **config) as run, closing(run):
+        await asks_and_leaves(run, sent(CHAT, body_of(CHAT)), lambda: replica.requests)
+        (answer,) = adoptions(run)._waiting.values()
+        running_grace = answer.timer
+        assert running_grace is not None
+        go.set()
+        await eventually(lambda: answer.task is None)
+        assert answer.timer is not None
+        assert running_grace.cancelled()
+        assert answer.timer.when() > running_grace.when() + 20
+
+
+async def test_an_answer_that_has_ended_leaves_its_place_to_one_that_runs() -> None:
+    never = asyncio.Event()
+    async with (
+        FakeReplica([streams("hel", "lo", hold=(go := asyncio.Event())), once(never, answers())]) as replica,
+        patient(replica) as run,
+    ):
+        adoptions(run).places = RunPlaces(100, 1)
+        await asks_and_leaves(run, sent(CHAT, body_of(CHAT, seed=1)), lambda: replica.requests)
+        go.set()
+        (ended,) = adoptions(run)._waiting.values()
+        await eventually(lambda: ended.task is None)
+        await asks_and_leaves(run, sent(CHAT, body_of(CHAT, seed=2)), lambda: len(replica.requests) == 2)
+        await eventually(lambda: ended not in adoptions(run)._waiting.values())
+        assert (await abandoned(run), adoptions(run).answers.waiting) == ({"expired": 1}, 1)
+
+
 # -- what nobody adopts
 
 
@@ -416,6 +448,31 @@ async def test_an_answer_that_nobody_adopts_is_cancelled(request_lines: Lines) -
         await eventually(lambda: nothing_is_held(run))
 
 
+@pytest.mark.parametrize(
+    ("session", "text", "ends"),
+    [("s1", "first, ", True), ("s2", "first, ", False), ("s1", "other, ", False)],
+    ids=["goes on", "another session", "another prompt"],
+)
+async def test_an_answer_ends_when_its_session_goes_on(session: str, text: str, ends: bool) -> None:
+    """Claude Code keeps the whole blocks of an answer that was cut, and asks for the rest."""
+    never = asyncio.Event()
+    first = [{"role": "user", "content": "first, " * 2000}]
+    later = [
+        {"role": "user", "content": text * 2000},
+        {"role": "assistant", "content": "so far"},
+        {"role": "user", "content": "go on"},
+    ]
+    async with FakeReplica([once(never, answers()), events(*STREAMS[MESSAGES])]) as replica, patient(replica) as run:
+        data = sent(MESSAGES, body_of(MESSAGES, messages=first), b"X-Claude-Code-Session-Id: s1")
+        await asks_and_leaves(run, data, lambda: replica.requests)
+        other = sent(MESSAGES, body_of(MESSAGES, messages=later), b"X-Claude-Code-Session-Id: " + session.encode())
+        assert (await gets(run, other))[0] == 200
+        assert await abandoned(run) == ({"continued": 1} if ends else {})
+        if ends:
+            await eventually(lambda: replica.gone == 1)
+            await eventually(lambda: nothing_is_held(run))
+
+
 async def test_a_grace_of_zero_is_none() -> None:
     never = asyncio.Event()
     off = {"adopt_s": 0, "drain_timeout_s": 1}
@@ -431,6 +488,22 @@ async def test_a_grace_of_zero_is_none() -> None:
 def test_a_grace_grows_with_what_was_computed() -> None:
     assert [grace_s(5, spent_s) for spent_s in (0, 100, 300, 550, 10_000)] == [5, 15, 35, 60, 60]
     assert grace_s(120, 1000) == 120
+    assert [grace_s(5, 10, adoptions) for adoptions in (0, 1, 2, 3, 4, 10_000)] == [6, 12, 24, 48, 60, 60]
+
+
+async def test_a_grace_is_longer_for_a_client_that_has_come_again() -> None:
+    """Agents double their pauses."""
+    never = asyncio.Event()
+    config: dict[str, Any] = {"limits": {"adopt_s": 30, "drain_timeout_s": 1}}
+    async with FakeReplica([once(never, answers())]) as replica, running(replica, **config) as run, closing(run):
+        data = sent(CHAT, body_of(CHAT))
+        await asks_and_leaves(run, data, lambda: replica.requests)
+        (answer,) = adoptions(run)._waiting.values()
+        first = answer.timer
+        assert first is not None
+        await asks_and_leaves(run, data, lambda: not adoptions(run).answers.waiting)
+        assert answer.timer is not None
+        assert answer.timer.when() > first.when() + 20
 
 
 async def test_a_request_whose_prefill_was_interrupted_goes_there_again() -> None:
