@@ -15,7 +15,6 @@ from gateway.features.workflows.running.messages import CallUsage, ModelAnswer, 
 from gateway.features.workflows.running.recorded import RecordedStep, ResumedRun, RunJournal, RunProgress
 from gateway.features.workflows.running.run import WorkflowRun
 from gateway.features.workflows.running.run_order import RunOrder, RunServices
-from gateway.request.client import Caller
 from tests.support.in_memory import BytesRequest
 
 ALLOWANCE = RunAllowance(max_calls=1 << 20, max_output_tokens=1 << 30)
@@ -97,8 +96,8 @@ class JournaledRuns:
         self._order = RunOrder(workflow, plan_of(workflow, ALLOWANCE), inputs, 1024, 600.0)
         self._services = RunServices(cast(ModelCalls, self), self, lambda: 1.0, lambda: 1.0)
 
-    async def caller(self, asked: BytesRequest, *, defined: bool) -> Caller:
-        return asked.caller()
+    async def require_connector(self, asked: BytesRequest, *, defined: bool) -> None:
+        """Any call is allowed."""
 
     def prepare(self, _asked: Any, _id: str, call: StartCall, stream: Callable[[str], None], _context: Any) -> Any:
         self.called.append(call.name)

@@ -4,7 +4,7 @@ POST /v1/workflows/runs     a run: its events as they happen (stream), or the ru
 POST /v1/workflows/plan     bounds, shared prefixes, warnings; nothing is run
 GET  /v1/workflows          the workflows that the key may use
 GET  /v1/workflows/schema   JSON Schema of documents
-     /v1/workflows/NAME     one of them: GET with its document; PUT, DELETE: of the sender's stored ones
+     /v1/workflows/NAME     GET: one of them; PUT, DELETE: one of the sender's stored ones
      /v1/workflows/runs/ID  runs in the background (`background/answers.py`)
 """
 

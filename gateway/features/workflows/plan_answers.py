@@ -17,7 +17,7 @@ import orjson
 from gateway.admission.memory import parsing
 from gateway.core import Core
 from gateway.errors import GatewayError
-from gateway.features.workflows.language.document import ModelCall
+from gateway.features.workflows.language.document import ConnectorCall, ModelCall
 from gateway.features.workflows.language.estimate import RunEstimate, estimate_of
 from gateway.features.workflows.language.operations import WorkBudget
 from gateway.features.workflows.language.plan import PlanWarning, copies_of
@@ -71,9 +71,12 @@ class PlanAnswers:
     ) -> list[dict[str, Any]]:
         found, warm, left, budget = [], dict[bytes, dict[str, Any] | None](), MAX_ASKED, WorkBudget()
         shown = self._core.access.sees_headers(exchange.request)
+        hidden = planned.defined and not self._core.access.is_operator(exchange.request)  # its prompts are the operator's
         for each in planned.plan.prefixes:
             pieces = estimate.steps[each.steps[0]].pieces[: len(each.pieces)] if estimate is not None else None
             row: dict[str, Any] = {**asdict(each), "tokens": sum(pieces) if pieces is not None else None, "warm": None}
+            if hidden:
+                row["pieces"] = None
             found.append(row)
             if not shown:
                 continue
@@ -113,7 +116,7 @@ class PlanAnswers:
 
 def _of_rate(workflow: Workflow, copies: Mapping[str, int], exchange: Exchange) -> Iterator[PlanWarning]:
     steps, grant = workflow.graph.steps, exchange.caller.grant
-    requests = sum(copies[name] for name, step in steps.items() if isinstance(step.work, ModelCall))
+    requests = sum(copies[name] for name, step in steps.items() if isinstance(step.work, ModelCall | ConnectorCall))
     if grant is not None and 0 < grant.requests < requests:
         text = f"a run could have {requests:,} requests, and the key has {grant.requests:,} a minute: steps wait for it"
         yield PlanWarning("over_rate", "", text)

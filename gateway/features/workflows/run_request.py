@@ -75,7 +75,7 @@ class RunRequests:
         self._core, self._connectors = core, connectors
         self._compiler = compiler = WorkflowCompiler(core)
         stored = StoredWorkflows(core.part(LazyStore), compiler, core.clock, core.wall_clock)
-        self.names = WorkflowNames(library, stored, compiler, self._plan)
+        self.names = WorkflowNames(library, stored, compiler, self._plan, core.access.is_operator)
 
     async def planned(self, body: RunRequestBody, exchange: Exchange) -> PlannedRun:
         """Raises DocumentError or GatewayError."""

@@ -313,6 +313,7 @@ class BackgroundRuns(ProcessRuns[BackgroundRun]):
             steps=[step_of(row) for row in rows if row.status != CALLED],
             called=frozenset(row.name for row in rows if row.status == CALLED),
             receipt=orjson.loads(stored.receipt) if stored.receipt else {},
+            cancelled=bool(stored.cancelled),
         )
         lease.grow(stored.size)
         one = BackgroundRun(stored.key, lease.account.client, lease, self.logs, first)

@@ -6,6 +6,7 @@ The grant of the caller is looked up before every request, also of a connector, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import orjson
@@ -102,6 +103,17 @@ class ModelCalls:
             if error.status >= 500:  # keys cannot be read now
                 return failure_of(error)
             return StepFailure("grant_revoked", error.message, error.status, ends_run=True, cause=error.code)
+
+    async def require_connector(self, asked: ClientRequest, *, defined: bool) -> StepFailure | None:
+        """Counts a call of a connector as a request of the caller. Returns the reason why it cannot be made now."""
+        caller = await self.caller(asked, defined=defined)
+        if isinstance(caller, StepFailure):
+            return caller
+        try:
+            self.core.callers.count(caller)
+        except GatewayError as error:  # the rate of its key
+            return replace(failure_of(error), waits=True)
+        return None
 
     def prepare(
         self, asked: ClientRequest, id_: str, call: StartCall, stream: Callable[[str], None], context: StepContext

@@ -166,6 +166,7 @@ class RunView:
         elif what != "snapshot":
             if what == "reset":
                 self._texts.pop(name, None)
+                self._streamed.discard(name)
             yield self._at(f"{name}: {what}")
 
     def _end(self, status: str, data: Mapping[str, Any]) -> Iterator[str]:

@@ -86,7 +86,7 @@ class OutputBoard:
             yield _snapshot(rule, "".join(one.pieces), is_end=False)
 
     def reset(self, one: StepCopy) -> Iterator[RunEvent]:
-        """The step is repeated: its client forgets the text so far."""
+        """The step is repeated, killed, or has failed: its client forgets the text so far."""
         if not one.streamed:
             return
         one.streamed, one.shown = False, NEVER

@@ -35,7 +35,7 @@ class ResumedRun:
     """The state of a run whose gateway has stopped.
 
     number: of its next event. created_at: Unix seconds. steps: in the order of their records. called: connectors that were
-    called, perhaps, and have no record. position: of the next record.
+    called, perhaps, and have no record. position: of the next record. cancelled: its client has asked for the end.
     """
 
     number: int
@@ -44,6 +44,7 @@ class ResumedRun:
     called: frozenset[str] = frozenset()
     position: int = 0
     receipt: Mapping[str, Any] = field(default_factory=dict)
+    cancelled: bool = False
 
 
 class RunJournal(Protocol):

@@ -75,6 +75,8 @@ class WorkflowRun:
         self._elapsed_s = max(0.0, now - self.created_at) if self._resumed is not None else 0.0
         self._replay: RunReplay | None = None
         self._stop_later: tuple[str, str, StepFailure | None] | None = None
+        if self._resumed is not None and self._resumed.cancelled:
+            self._stop_later = CANCELLED, "", None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending = set[asyncio.Task[None]]()
         self._attempts: dict[str, ModelCallAttempt] = {}
@@ -264,9 +266,8 @@ class WorkflowRun:
 
     async def _connected(self, call: StartCall, work: ConnectorCall) -> Any:
         """Raises GatewayError."""
-        caller = await self._models.caller(self._asked, defined=self._context.defined)
-        if isinstance(caller, StepFailure):
-            return caller
+        if failure := await self._models.require_connector(self._asked, defined=self._context.defined):
+            return failure
         if self._journal is not None and work.use not in self._connectors.repeatable:
             if self._resumed is not None and call.name in self._resumed.called:
                 return StepFailure("connector_interrupted", f"The connector {work.use!r} was called, and its answer is lost.")

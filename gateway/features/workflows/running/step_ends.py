@@ -198,6 +198,7 @@ class StepEnds:
         """Its retries are over: the run fails, or `on_error` says otherwise."""
         replacement = one.step.replacement
         if not failure.ends_run and (one.step.skips_on_error or replacement):
+            self._events += self.board.reset(one)
             if replacement is None:
                 self._skip(one, "error", failure)
                 return
@@ -254,6 +255,7 @@ class StepEnds:
         one.result, one.why = StepResult(KILLED), by
         self._ended(one)
         self._tell("step.killed", step=one.name, by=by)
+        self._events += self.board.reset(one)
         self._events += self.board.retract(one)
 
     def _ended(self, one: StepCopy) -> None:

@@ -16,6 +16,7 @@ from gateway.features.workflows.language.fields import WORKFLOW_NAME
 from gateway.features.workflows.language.workflow import Workflow
 from gateway.features.workflows.stored.documents import StoredWorkflows
 from gateway.features.workflows.stored.entries import listed
+from gateway.request.client import ClientRequest
 from gateway.request.exchange import Exchange
 from gateway.request.owner import owner
 from gateway.request.rights import Rights
@@ -25,13 +26,19 @@ _VERSION: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 class WorkflowNames:
     """Finds, lists and changes named workflows for the sender of a request. check: raises DocumentError for a workflow that
-    could not run here.
+    could not run here. is_operator: of a request.
     """
 
     def __init__(
-        self, library: WorkflowLibrary, stored: StoredWorkflows, compiler: WorkflowCompiler, check: Callable[[Workflow], object]
+        self,
+        library: WorkflowLibrary,
+        stored: StoredWorkflows,
+        compiler: WorkflowCompiler,
+        check: Callable[[Workflow], object],
+        is_operator: Callable[[ClientRequest], bool],
     ) -> None:
         self._library, self._stored, self._compiler, self._check = library, stored, compiler, check
+        self._is_operator = is_operator
 
     async def find(self, reference: str, exchange: Exchange) -> NamedWorkflow:
         """The workflow to run. reference: NAME or NAME@N. Raises GatewayError 403, 404 or 503, and DocumentError."""
@@ -51,8 +58,8 @@ class WorkflowNames:
         name, version = _split(reference)
         _require_allowed(grant, name)
         named = self._library.find(name) if version is None else None
-        if named is not None:
-            return {**named.as_json(), "workflow": named.workflow.source}
+        if named is not None:  # its prompts are the operator's
+            return named.as_json() | ({"workflow": named.workflow.source} if self._is_operator(exchange.request) else {})
         if self._may_be_stored(name, version):
             found = await self._stored.document(_owner(exchange), name, version or None)
             if found is not None:

@@ -20,6 +20,7 @@ from gateway.server.endpoints import clients_runner
 from tests.gateway.conftest import LOGGED, Running, config_over, eventually, serving_runner
 from tests.gateway.features.keys.conftest import PRICES, bearer, keyed, made
 from tests.gateway.features.workflows.test_runs import CHAT, RUNS, USER, document
+from tests.support.fakes import FakeReplica, http, writes
 from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 
 TWO = document(
@@ -120,6 +121,36 @@ async def test_a_run_over_the_rate_of_its_key_waits_and_ends_late(tmp_path: Path
     assert {each["attempts"] for each in found["steps"]} == {1}, "a wait for the limit is no attempt"
     assert found["usage"]["calls"] == 62, "nor a call"  # the engine has more: a silent one is asked whether it hangs
     assert gateway.metrics.of(WorkflowsMetrics).retries.values == {}
+
+
+async def test_calls_of_connectors_count_for_the_rate_of_a_key(tmp_path: Path) -> None:
+    steps = {"a": {"call": {"use": "rag"}}, "b": {"call": {"use": "rag"}, "needs": ["a"], "yield": "b"}}
+    now = [time.monotonic()]
+    answer = writes(http(200, b'"found"'))
+    async with FakeReplica() as engine, FakeReplica([answer, answer]) as rag:
+        workflows = {"connectors": {"rag": {"url": f"{rag.url}/search"}}}
+        config = config_over(engine, keys={"url": f"sqlite:///{tmp_path}/keys.sqlite"}, workflows=workflows)
+        gateway = compose(config, LOGGED, Surroundings(clock=lambda: now[0]))
+        async with serving_runner(gateway, clients_runner(gateway.served)) as run:
+            _, key = await made(run, requests_per_minute=1)
+            asked = asyncio.create_task(run.post({**BODY, "workflow": document(steps)}, RUNS, headers=bearer(key)))
+            limited = gateway.metrics.of(KeyMetrics).limited
+            await eventually(lambda: limited.values["rate_limit_exceeded",])
+            assert (len(rag.requests), asked.done()) == (1, False)
+            now[0] += 60
+            found = (await asked)[2]
+    assert (found["status"], found["outputs"]) == ("completed", {"b": "found"})
+    assert len(rag.requests) == 2
+
+
+async def test_the_document_of_the_operator_is_for_operators_only(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, run):
+        _, key = await made(run)
+        for headers, shown in ((bearer(key), True), ({**bearer(key), "X-Forwarded-For": "192.0.2.1"}, False)):
+            found = json.loads((await run.get("/v1/workflows/two", headers=headers))[2])
+            assert (found["name"], found.get("workflow")) == ("two", TWO if shown else None)
+            (prefix,) = (await run.post({**BODY, "workflow": "two"}, "/v1/workflows/plan", headers=headers))[2]["prefixes"]
+            assert (prefix["pieces"] is not None) is shown
 
 
 async def test_a_step_that_may_be_killed_waits_one_priority_below_its_key(tmp_path: Path) -> None:

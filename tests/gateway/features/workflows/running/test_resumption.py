@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -140,16 +141,18 @@ async def test_an_answer_that_does_not_fit_in_the_end_is_a_recorded_failure() ->
     assert outcome.code == "constraint_unsatisfied"
 
 
-async def test_a_run_that_is_cancelled_while_it_resumes_calls_nothing() -> None:
+@pytest.mark.parametrize("before", [False, True])
+async def test_a_run_that_is_cancelled_before_or_while_it_resumes_calls_nothing(before: bool) -> None:
     runs = JournaledRuns(workflow_of(CHAIN), INPUTS, {})
     journal = MemoryJournal(1, after=False)
     await runs.process(journal)
     called = list(runs.called)
-    again = MemoryJournal(resumed=journal.adopted(JUMP))
+    again = MemoryJournal(resumed=replace(journal.adopted(JUMP), cancelled=before))
     run = runs.run(again)
     running = asyncio.create_task(run.run())
     await asyncio.sleep(0)
-    run.cancel()
+    if not before:
+        run.cancel()
     await running
     assert runs.called == called
     assert kinds(runs, JUMP) == ["run.resumed", "step.killed b", "run.cancelled"]

@@ -53,6 +53,21 @@ def test_a_broken_attempt_is_repeated_after_a_wait_with_the_same_request() -> No
 
 
 @pytest.mark.parametrize(
+    ("steps", "failures", "ends"),
+    [
+        ({"a": {"on_error": "skip"}}, [REFUSED], ["output.reset a", "step.skipped a"]),
+        ({"a": {"on_error": {"value": "x"}}}, [REFUSED], ["output.reset a", "step.done a", "output.done a"]),
+        ({"a": {}, "k": {**CHAT, "kill": ["a"]}}, [], ["step.done k", "step.killed a", "output.reset a"]),
+    ],
+)
+def test_a_text_that_is_in_no_result_is_taken_back(steps: Any, failures: Any, ends: list[str]) -> None:
+    steps["a"] |= {**CHAT, "yield": {"as": "a", "stream": "delta"}}
+    run = run_of(steps, failures={"a": failures}, pieces=2, seconds={"a": 9, "k": 6}).run()
+    assert "output.delta a" in run.said
+    assert run.said[-len(ends) :] == ends
+
+
+@pytest.mark.parametrize(
     ("failures", "retry", "calls", "status"),
     [
         ([BROKEN] * 2, None, 2, "failed"),
