@@ -162,6 +162,7 @@ class DoorAnswer:
         self._primary, self._yielded = primary, yielded
         self._value: Any = None
         self._texts: dict[str, list[str]] = {}  # by step: not sent yet
+        self._skipped = ""  # why the latest step was skipped that failed
         self._done = self._certain = self._begun = False
 
     def take(self, _number: int, event: RunEvent) -> None:
@@ -170,6 +171,8 @@ class DoorAnswer:
             self._texts.setdefault(event.data["step"], []).append(event.data["text"])
         elif event.kind == PASSING_RESET:
             self._texts.pop(event.data["step"], None)
+        elif event.kind == "step.skipped" and "error" in event.data:
+            self._skipped = f" Step {event.data['step']}: {event.data['error']['message']}"
         elif event.kind == EVENTS[COMPLETED] and not self._yielded:
             self._value, self._done = event.data["outputs"][self._primary], True
             self._certain = True
@@ -205,7 +208,7 @@ class DoorAnswer:
         if scheduler.status == COMPLETED:
             if self._done:
                 return None
-            text = f"The workflow has ended without its primary output {self._primary!r}."
+            text = f"The workflow has ended without its primary output {self._primary!r}.{self._skipped}"
             return GatewayError(502, "workflow_door", text)
         failure = scheduler.error
         if failure is not None:

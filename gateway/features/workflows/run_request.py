@@ -147,7 +147,8 @@ class RunRequests:
                 self._core.fleet.target(model, "" if model == name else name)
             except GatewayError as error:
                 path = f"{step.path}.{step.work.kind}.model"
-                raise GatewayError(error.status, error.code, error.message, param=path, public=error.public) from None
+                text = f"{path}: {error.message}"
+                raise GatewayError(error.status, error.code, text, param=path, public=error.public) from None
 
     def _require_connectors(self, workflow: Workflow, caller: Caller) -> None:
         faults = DocumentFaults()

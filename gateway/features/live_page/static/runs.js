@@ -46,6 +46,7 @@ function Waterfall({ run, requests, onOpen }) {
   const { usage } = run;
   const rows = new Map([...requests.values()].map((row) => [row.id, row]));
   const whole = Math.max(1, run.elapsed_ms);
+  const outputs = Object.entries(run.outputs).map(([name, state]) => (state === "settled" ? name : `${name} (${state})`)).join(", ");
   return html`<section class="panel" aria-label=${`Steps of ${run.id}`}>
     <dl class="facts">
       <div class="wide"><dt>Run</dt><dd>${run.id}</dd></div>
@@ -54,7 +55,8 @@ function Waterfall({ run, requests, onOpen }) {
       <div><dt>Computed, of least</dt><dd>${count(usage.computed_tokens)} of ${count(usage.least_tokens)}</dd></div>
       <div><dt>Answer tokens, wasted</dt><dd>${count(usage.completion_tokens)}, ${count(usage.wasted_tokens)}</dd></div>
       <div><dt>Cost</dt><dd>${money(usage.cost_usd)}</dd></div>
-      ${run.reason && html`<div><dt>Ended by</dt><dd class="bad-text">${run.failed_step && `${run.failed_step}: `}${shown(run.reason)}</dd></div>`}
+      ${outputs && html`<div class="wide"><dt>Outputs</dt><dd>${outputs}</dd></div>`}
+      ${run.reason && html`<div class="wide"><dt>Ended by</dt><dd class="bad-text">${run.failed_step && `${run.failed_step}: `}${shown(run.reason)}</dd></div>`}
     </dl>
     <ul class="parts legend-of-run">${PARTS.map(([name, what]) => html`<li><span class=${`swatch part ${name}`} aria-hidden="true"></span>${what}</li>`)}</ul>
     <${Scroll} label="Steps"><table class="cards dense steps">

@@ -164,11 +164,11 @@ class Fields:
             return None
         return self.template(key)
 
-    def expression(self, key: str) -> ValueTemplate | None:
+    def expression(self, key: str, expected: str = 'an expression such as "${...}"') -> ValueTemplate | None:
         """A text that is one expression."""
         made = self.template(key)
         if made is None or made.expression is not None:
             return made
         if made.value or not self.members[key]:  # else it could not be parsed, which is an error already
-            self.expected(key, 'an expression such as "${...}"')
+            self.expected(key, expected)
         return None

@@ -242,6 +242,7 @@ class _ProgramCompiler:
         elif made:
             raise ProgramFault(value, "an output comes of one step; set a name to this value first, and yield the name")
         else:
+            block.names.value(value)  # raises for a name that is not known
             text = "a step of this block is yielded, or, in an if, a constant; another value is set to a name that is yielded"
             raise ProgramFault(value, text)
 

@@ -120,7 +120,7 @@ class ProgramNames:
     def messages(self, node: ast.expr) -> tuple[MessagePart, ...] | None:
         """The parts of a list of messages; None: the node is something else."""
         if isinstance(node, ast.Name):
-            return self._named_messages(node.id)
+            return self._named_messages(node)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
             left, right = self.messages(node.left), self.messages(node.right)
             if left is None and right is None:
@@ -141,13 +141,13 @@ class ProgramNames:
             return tuple(filter(None, found_parts))
         return None
 
-    def _named_messages(self, name: str) -> tuple[MessagePart, ...] | None:
-        found = self.names.get(name)
-        if found is not None and found.kind == "input" and found.type == MESSAGES:
-            return (MessagePart("expression", f"{INPUTS}.{name}"),)
-        if found is not None and found.kind == CHAT:
+    def _named_messages(self, node: ast.Name) -> tuple[MessagePart, ...] | None:
+        found = self.of(node)
+        if found.kind == "input" and found.type == MESSAGES:
+            return (MessagePart("expression", f"{INPUTS}.{node.id}"),)
+        if found.kind == CHAT:
             return (*found.parts, MessagePart("answer", found.step))
-        return found.parts if found is not None and found.kind == "messages" else None
+        return found.parts if found.kind == "messages" else None
 
     def _message(self, node: ast.expr) -> MessagePart | None:
         match node:

@@ -124,10 +124,18 @@ def read_yaml(text: str) -> SourceValue:
         return _YamlReader(text).read()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        text = " ".join(filter(None, (error.context, error.problem)))
-        raise refused("", f"not valid YAML: {text}", line=mark.line + 1 if mark else 0) from None
+        why, line = " ".join(filter(None, (error.context, error.problem))), mark.line + 1 if mark else 0
+        raise refused("", f"not valid YAML: {why}{_remedy(text, line)}", line=line) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # a character that is not allowed
         raise refused("", f"not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _remedy(text: str, line: int) -> str:
+    """The usual cause of unreadable YAML in this line; "": another one."""
+    found = text.splitlines()[line - 1] if 0 < line <= len(text.splitlines()) else ""
+    if "\t" in found[: len(found) - len(found.lstrip())]:
+        return "; a line begins with spaces, not with a tab"
+    return '; a text with "${", ": " or "#" must be in quotes' if "${" in found or found.count(": ") > 1 else ""
 
 
 class _YamlReader:

@@ -152,7 +152,8 @@ class _ScopeChecker:
         """True if the step is seen there, and not around it."""
         if name not in self._graph.steps:
             if name not in self._paths:
-                self._faults.add(path, f"there is no step {name!r}; {suggestion(name, sorted(seen.steps))}")
+                hint = f'the input is written "${{{INPUTS}.{name}}}"' if name in self._inputs else ""
+                self._faults.add(path, f"there is no step {name!r}; {hint or suggestion(name, sorted(seen.steps))}")
             return False
         reason = self._hidden(name, seen)
         if reason:

@@ -174,6 +174,8 @@ class StepReader:
         source, opening = None, None
         if "${" in str(fields.members.get("from")):
             opening = fields.expression("from")
+        elif "from" in fields and not STEP_NAME.fullmatch(str(fields.members["from"])):
+            fields.expected("from", 'a step, or messages such as "${inputs.NAME}"')
         else:
             source = fields.name("from", STEP_NAME)
         if "from" not in fields and "append" not in fields:
@@ -320,7 +322,7 @@ def read_sampling(fields: Fields) -> dict[str, ValueTemplate]:
         if key in SAMPLING_NUMBERS and not isinstance(value, str):
             fields.number(key, SAMPLING_NUMBERS[key])
         elif key in SAMPLING_NUMBERS:
-            fields.expression(key)
+            fields.expression(key, 'a number, or an expression such as "${...}"')
         elif not isinstance(value, str) and not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
             fields.expected(key, "a text or a list of texts")
         if found := fields.template(key):

@@ -183,14 +183,15 @@ class RunView:
 
 
 def _details(what: str, data: Mapping[str, Any]) -> str:
+    error = data.get("error")
+    failure = f": {error['code']}: {error['message']}" if error else ""
     if what == "done" and (usage := data.get("usage")):
-        return (
-            f", {usage['prompt_tokens']:,} prompt tokens, {usage['cached_tokens']:,} cached, {usage['completion_tokens']:,} new"
-        )
+        prompt = f"{usage['prompt_tokens']:,} prompt tokens, {usage['cached_tokens']:,} cached"
+        return f", {prompt}, {usage['completion_tokens']:,} in the answer"
     if what == "killed":
         return f" by {data['by']}" if data.get("by") else ""
     if what == "skipped":
-        return f": {data['reason']}"
-    if what == "failed":
-        return f": {data['error']['code']}: {data['error']['message']}"
+        return failure or f": {data['reason']}"
+    if failure:
+        return failure
     return f": arm {data['arm']}" if what == "decided" else ""

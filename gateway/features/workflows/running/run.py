@@ -346,6 +346,7 @@ class WorkflowRun:
             "reason": scheduler.reason or (scheduler.error.code if scheduler.error else ""),
             "failed_step": scheduler.failed_step,
             "usage": self.usage,
+            "outputs": {name: each.state for name, each in scheduler.board.outputs.items()},
             "steps": self._steps(replicas=True, most=max_steps),
         }
 

@@ -97,15 +97,14 @@ class RunScheduler(StepStarts):
             self._events += self.board.stream(one, text, now)
 
     def used(self, name: str, usage: CallUsage) -> None:
-        """The usage of the last attempt of a step; told before its outcome."""
-        one = self._calling.get(name)
-        if one is not None:
-            one.replica = usage.replica
-            one.usage = {
-                "prompt_tokens": usage.prompt_tokens,
-                "cached_tokens": usage.cached_tokens,
-                "completion_tokens": usage.completion_tokens,
-            }
+        """The usage of the last attempt of a step; told before its outcome, of a killed one after it."""
+        one = self.tree.named(name)
+        one.replica = usage.replica
+        one.usage = {
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "completion_tokens": usage.completion_tokens,
+        }
 
     def stop(self, status: str, now: float, reason: str = "", failure: StepFailure | None = None) -> None:
         """Ends the run from outside: cancelled, incomplete (reason: the limit), or failed. Ignored if it has ended."""

@@ -132,6 +132,11 @@ class StepTree:
         """The copy that a name means within these items. None: its block is not entered."""
         return self._copies[name].get(indices[: len(self._items[name])])
 
+    def named(self, copy: str) -> StepCopy:
+        """The copy with this name, such as `section[2]`. Raises KeyError."""
+        step, *indices = copy.replace("]", "").split("[")
+        return self._copies[step][tuple(map(int, indices))]
+
     def within(self, name: str, one: StepCopy) -> list[StepCopy]:
         """The copies of a step for which `one` is the copy that its name means.
 

@@ -126,7 +126,8 @@ async def test_a_run_of_a_workflow_is_a_waterfall_of_its_steps(browser: Browser)
     hello = {"role": "user", "content": "hello"}
     steps = {
         "slow": {"chat": {"append": [hello, hello]}, "yield": "slow"},
-        "fast": {"chat": {"append": [hello]}, "kill": ["slow"]},
+        "fast": {"chat": {"append": [hello]}, "kill": ["slow", "early"]},
+        "early": {"let": 1, "yield": "early"},
     }
     body = {"workflow": {"workflow": 1, "name": "race", "defaults": {"model": "m"}, "steps": steps}}
     scripted = ScriptedEngine(lambda body: ScriptedAnswer("x", None if len(body["messages"]) == 2 else 0.0), holds=True)
@@ -135,12 +136,14 @@ async def test_a_run_of_a_workflow_is_a_waterfall_of_its_steps(browser: Browser)
         await expect(page.get_by_text("No runs since this page was opened")).to_be_visible()
         asked = asyncio.create_task(run.post(body, "/v1/workflows/runs"))
         await expect(page.get_by_role("row", name="race")).to_contain_text("running")
+        await expect(page.get_by_text("early (provisional)")).to_be_visible()
         scripted.release()
         assert (await asked)[0] == 200
         await expect(page.get_by_role("row", name="race")).to_contain_text("completed")
         await expect(page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="slow"))).to_contain_text(
             "killed by fast"
         )
+        await expect(page.get_by_text("early (retracted)")).to_be_visible()
         await page.get_by_role("button", name="fast").click()
         dialog = page.get_by_role("dialog", name="Why this replica")
         await expect(dialog.get_by_role("rowheader", name=scripted.replica.name)).to_be_visible()

@@ -356,6 +356,15 @@ async def test_an_error_before_the_first_byte_has_the_status_of_its_step(tmp_pat
             assert "too long" in found["error"]["message"]
 
 
+async def test_an_answer_without_its_primary_output_has_the_reason_of_the_skipped_step(tmp_path: Path) -> None:
+    failing = ScriptedEngine(lambda _body: ScriptedAnswer("too long", status=400))
+    hedge = document({"a": {**CHAT, "on_error": "skip", "yield": "a"}}, name="support")
+    async with served(tmp_path, hedge, engine=failing) as (_, run):
+        got, _, found = await run.post(chat())
+    assert (got, found["error"]["code"]) == (502, "workflow_door")
+    assert found["error"]["message"].endswith("without its primary output 'a'. Step a: too long")
+
+
 async def test_an_error_after_the_first_byte_is_an_event_and_its_step_is_not_repeated(tmp_path: Path) -> None:
     breaking = ScriptedEngine(lambda _body: ScriptedAnswer(ANSWER, broken=True))
     async with breaking.replica:

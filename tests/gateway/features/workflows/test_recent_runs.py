@@ -47,11 +47,33 @@ async def test_a_run_is_seen_while_it_runs_and_after_its_end_without_texts() -> 
         (row,) = await rows(run)
     assert (row["id"], row["status"], row["usage"]) == (ended["id"], "completed", ended["usage"])
     slow, fast, never = row["steps"]
-    assert (slow["status"], slow["killed_by"]) == ("killed", "fast")
+    assert (slow["status"], slow["killed_by"], slow["replica"]) == ("killed", "fast", scripted.replica.name)
+    assert sum(step.get("prompt_tokens", 0) for step in row["steps"]) == row["usage"]["prompt_tokens"]
+    assert row["outputs"] == {"fast": "settled"}
     assert (fast["status"], fast["request"], fast["replica"]) == ("done", f"{row['id']}.fast", scripted.replica.name)
     assert 0 <= fast["started_ms"] <= fast["first_ms"] <= fast["done_ms"] <= row["elapsed_ms"]
     assert (never["status"], never["reason"]) == ("skipped", "condition")
-    assert not {"hello", "secret", "some text", "outputs", "inputs"} & set(json.dumps(row).split('"'))
+    assert not {"hello", "secret", "some text", "inputs"} & set(json.dumps(row).split('"'))
+
+
+async def test_the_states_of_outputs_are_shown() -> None:
+    steps: dict[str, Any] = {
+        "draft": {**CHAT, "yield": "draft"},
+        "check": {"chat": {"from": "draft", "append": [USER]}},
+        "judge": {"needs": ["check"], "let": 1, "kill": ["draft"], "yield": "judged"},
+    }
+    scripted = ScriptedEngine(lambda _body: TEXT, holds=True)
+    async with scripted.replica, running(scripted.replica) as run:
+        await rows(run)
+        asked = asyncio.create_task(run.post({"workflow": document(steps), "inputs": {"messages": [USER]}}, RUNS))
+        await eventually(lambda: [len(each.body["messages"]) for each in scripted.held] == [1])
+        scripted.release()
+        await eventually(lambda: [len(each.body["messages"]) for each in scripted.held] == [3])
+        assert (await rows(run))[0]["outputs"] == {"draft": "provisional"}
+        scripted.release()
+        await asked
+        (row,) = await rows(run)
+    assert row["outputs"] == {"draft": "retracted", "judged": "settled"}
 
 
 async def test_a_failed_run_names_the_step_and_the_code() -> None:

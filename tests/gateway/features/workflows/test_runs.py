@@ -139,6 +139,8 @@ async def test_a_run_is_refused_with_the_path(body: Any, status: int, code: str,
             assert (found[0], found[2]["error"]["code"]) == (status, code), found[2]
             if param:
                 assert found[2]["error"]["param"] == param
+            if code == "model_not_found":
+                assert found[2]["error"]["message"].startswith(f"{param}: The model 'x' does not exist here")
     assert scripted.cache.calls == 0
 
 

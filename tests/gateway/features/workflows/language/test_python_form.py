@@ -233,6 +233,8 @@ def test_a_loop_is_an_each() -> None:
         ("a = {1: 2}", 3, "the key of an object is a text"),
         ("a = 1\na = 2", 4, "a is set twice; each step has a name of its own"),
         ("a = chat(t)", 3, "messages are expected: an input of type Messages"),
+        ("a = chat(n)", 3, "n is not known here"),
+        ("yield {'a': b}", 3, "b is not known here"),
         ("a = chat(m + t)", 3, "messages are expected on both sides of +"),
         ("a = chat([user('x'), 1])", 3, "a message is expected: system(...)"),
         ("a = chat(m, temprature=1)", 3, "chat has no temprature; it has model"),

@@ -90,6 +90,25 @@ async def test_a_failed_run_is_an_exit_status(tmp_path: Path, capsys: Capture) -
         assert (code, "x" in err) == (1, True)
 
 
+@pytest.mark.parametrize(
+    ("on_error", "line"),
+    [
+        ("skip", "a: skipped: step_failed: too long"),
+        ({"value": "-"}, "a: done: step_failed: too long"),
+    ],
+)
+async def test_an_error_that_does_not_end_the_run_is_shown(
+    tmp_path: Path, capsys: Capture, on_error: object, line: str
+) -> None:
+    (tmp_path / "d.json").write_text(json.dumps(document({"a": {**CHAT, "on_error": on_error, "yield": "a"}})))
+    scripted = ScriptedEngine(lambda _body: ScriptedAnswer("too long", status=400))
+    async with scripted.replica, running(scripted.replica) as run:
+        code, out, _ = await said(
+            capsys, "workflow", "run", str(tmp_path / "d.json"), "--url", run.url, "--input", "messages=hello"
+        )
+    assert (code, line in without_times(out)) == (0, True), out
+
+
 async def test_ctrl_c_cancels_the_run(tmp_path: Path) -> None:
     (tmp_path / "d.json").write_text(json.dumps(document({"a": {**CHAT, "yield": "a"}})))
     scripted = ScriptedEngine(script, holds=True)
