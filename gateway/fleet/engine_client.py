@@ -135,7 +135,8 @@ async def facts_of(
     engine, which need not be recognised. inquire: send further requests if the page does not have that size.
     """
     page: Page = {}
-    facts = Facts(named or known.engine, known.kv_tokens, priority=known.priority)
+    told, asleep = known.tells_sleep, known.tells_sleep and known.asleep
+    facts = Facts(named or known.engine, known.kv_tokens, priority=known.priority, tells_sleep=told, asleep=asleep)
     engine = named or engines.recognise((entry.owner for entry in models.values()), page)
     if not engine.pages:
         return Facts(engine), False
@@ -149,6 +150,11 @@ async def facts_of(
             for path in engine.inquiries if inquire else ():
                 if facts.kv_tokens is None:
                     facts = replace(facts, kv_tokens=engines.kv_of(engine, _json(await _get(upstream, url, path))))
+            if engine.sleeps and not page.get(engine.sleeping) and (inquire or told):
+                says = _json(await _get(upstream, url, engine.sleeps))
+                if isinstance(says, dict) and isinstance(says.get("is_sleeping"), bool):
+                    told, asleep = True, says["is_sleeping"]
+                facts = replace(facts, tells_sleep=told, asleep=asleep)
             for path in engine.settings if inquire else ():
                 if not facts.priority:
                     answer = _json(await _get(upstream, url, path))

@@ -81,6 +81,7 @@ class EngineProfile:
     bootstraps: bool = False  # its decoders wait for the prefiller that a request names; else they compute prompts, too
     choices: bool = False  # it takes `structured_outputs: {choice}`
     sleeping: str = ""  # metric with a sample `sleep_state="awake"`: 0 while it sleeps, has no weights and no cache
+    sleeps: str = ""  # path of a JSON answer with `is_sleeping`, asked without that metric
     versions: tuple[str, ...] = ()  # paths of JSON answers with the `weight_version` of its model
     takes_rank: bool = False  # it computes a request at the data-parallel rank that X-data-parallel-rank names
     rank_field: bytes = b""  # the member of JSON bodies that also names the rank
@@ -95,9 +96,9 @@ class Facts:
     started: start of its process, in seconds since 1970. running, waiting: sequences. caching: its prefix cache is on.
     progress: the values of its metrics of progress, summed over models and ranks; empty: it has none. caches: number of its
     data-parallel ranks on its page, which have a cache each. ranks: the facts of each of several ranks; empty if they are not
-    numbered from 0. asleep: it has given its memory back, and cannot answer. restorable: it has kept its weights
-    in the host's memory meanwhile. version: of its weights; "": unknown. priority: as in its profile; 0: requests
-    get none.
+    numbered from 0. asleep: it has given its memory back, and cannot answer. restorable: it has kept its weights in the host's
+    memory meanwhile. tells_sleep: it has answered at `sleeps`. version: of its weights; "": unknown. priority: as in its
+    profile; 0: requests get none.
     """
 
     engine: EngineProfile = field(default_factory=lambda: UNKNOWN)
@@ -111,6 +112,7 @@ class Facts:
     ranks: tuple[Facts, ...] = ()
     asleep: bool = False
     restorable: bool = False
+    tells_sleep: bool = False
     version: str = ""
     priority: int = 0
 
@@ -367,6 +369,7 @@ VLLM = EngineProfile(
     shares_inflight=True,
     choices=True,
     sleeping="vllm:engine_sleep_state",
+    sleeps="/is_sleeping",
     versions=("/weight_info",),
     takes_rank=True,
     priority=-1,
@@ -377,6 +380,7 @@ OURS = replace(
     VLLM,
     name="warmroute",
     owner="warmroute",
+    sleeps="",
     priority=0,
     prewarms=True,
     shares_inflight=None,  # all but the last chunk; with slots nothing

@@ -371,7 +371,7 @@ class Prober:
     async def _ask_engine(self, state: ReplicaState, upstream: UpstreamClient) -> None:
         again = state.probes % RARELY == 0
         state.probes += 1
-        if state.has_metrics or again:
+        if state.has_metrics or state.facts.tells_sleep or again:
             await self.ask_facts(state, upstream, inquire=again)
 
     async def ask_facts(self, state: ReplicaState, upstream: UpstreamClient, *, inquire: bool = False) -> None:
@@ -385,7 +385,8 @@ class Prober:
         facts, state.has_metrics = found
         if not state.has_metrics:
             last = state.facts
-            facts = replace(facts, asleep=last.asleep, restorable=last.restorable, version=last.version)
+            asleep = facts.asleep if facts.tells_sleep else last.asleep
+            facts = replace(facts, asleep=asleep, restorable=last.restorable, version=last.version)
         elif not facts.version:
             facts = replace(facts, version=state.facts.version)
         if not (state.up and state in self._tasks):  # it may have gone down or left during the question

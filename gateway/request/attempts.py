@@ -37,7 +37,7 @@ from gateway.dialects.openai.request import without_usage
 from gateway.dialects.salts import is_object
 from gateway.errors import HUNG, NO_ACCESS, REFUSED, UNFIT, UNKNOWN_PATH, UNREACHABLE, GatewayError, ReplicaFailure, timed_out
 from gateway.fleet.directory import Fleet
-from gateway.fleet.state import USAGE_WISH, ReplicaState
+from gateway.fleet.state import PRIORITY_FIELD, USAGE_WISH, ReplicaState
 from gateway.request import usage_refusal
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Extensions
@@ -476,7 +476,8 @@ class Attempts:
     def _send(
         self, exchange: Exchange, state: ReplicaState, call: ReplicaCall, *, fresh: bool
     ) -> Coroutine[Any, Any, ReplicaAnswer]:
-        if state.facts.priority and (value := priority_for(exchange, state, self._clock())) is not None:
+        value = priority_for(exchange, state) if state.facts.priority else None
+        if value is not None and state.speaks(PRIORITY_FIELD, self._clock()):
             return self._send_with_priority(exchange, state, value, call, fresh=fresh)
         return self._send_plainly(exchange, state, call, fresh=fresh)
 

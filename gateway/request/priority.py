@@ -23,15 +23,13 @@ _STATUSES: Final = frozenset([200, 400, 503])  # 200: of a stream that begins wi
 _REFUSAL: Final = re.compile(rb"priority(?: scheduling)? is (?:not enabled|disabled)", re.IGNORECASE)
 
 
-def priority_for(exchange: Exchange, state: ReplicaState, now: float) -> int | None:
+def priority_for(exchange: Exchange, state: ReplicaState) -> int | None:
     """The value of the request's priority for the engine of this replica; None: it gets none. Raises GatewayError 400."""
-    sign, grant = state.facts.priority, exchange.caller.grant
-    if not sign or not exchange.api.metered:
+    api, grant, header = exchange.api, exchange.caller.grant, exchange.request.derived(_header)
+    value = 0 if header is None and grant is None else granted_priority(header, None if grant is None else grant.priority)
+    if not value and (api.steers or not state.engine.settings):  # `steers`: the client may have set its own
         return None
-    value = granted_priority(exchange.request.derived(_header), None if grant is None else grant.priority)
-    if not value and (exchange.api.steers or not state.engine.settings):  # `steers`: the client may have set its own
-        return None
-    return sign * value if state.speaks(PRIORITY_FIELD, now) else None
+    return state.facts.priority * value if api.metered else None
 
 
 def _header(headers: Headers) -> str | None:

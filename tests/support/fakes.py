@@ -35,7 +35,7 @@ Behaviour = Callable[[FakeRequest, asyncio.StreamWriter], Awaitable[None]]
 
 # what probes ask for
 FACTS = frozenset(["/metrics", "/props", "/v1/loads", "/server_info", "/get_server_info", "/weight_info", "/model_info"]) | {
-    "/get_model_info"
+    *("/get_model_info", "/is_sleeping")
 }
 
 

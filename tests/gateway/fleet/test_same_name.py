@@ -100,6 +100,29 @@ async def test_a_page_that_is_missing_wakes_nobody() -> None:
         assert (await run.post(LONG))[0] == 503
 
 
+@pytest.mark.parametrize("pages", [{}, {"metrics": writes(http(200, b"vllm:num_requests_running 0\n", "text/plain"))}])
+async def test_an_engine_whose_metrics_do_not_tell_is_asked_if_it_sleeps(pages: dict[str, Behaviour]) -> None:
+    async with engine(is_sleeping=of_json({"is_sleeping": True}), **pages) as replica, running(replica) as run:
+        assert (await run.post(LONG))[0] == 503
+        replica.pages["/is_sleeping"] = of_json({"is_sleeping": False})
+        await look(run)
+        assert (await run.post(LONG))[0] == 200
+        replica.pages["/is_sleeping"] = of_json({"is_sleeping": True})
+        await look(run)
+        for _ in range(2):
+            assert (await run.post(LONG))[0] == 503
+            replica.pages["/is_sleeping"] = of_json({"error": "no answer"})
+            await look(run)
+        assert not replica.requests[1:]
+
+
+async def test_an_engine_that_does_not_tell_is_asked_rarely() -> None:
+    async with engine(is_sleeping=of_json({})) as replica, running(replica) as run:
+        await look(run, RARELY)
+        assert replica.asked.count("/is_sleeping") == 2
+        assert (await run.post(LONG))[0] == 200
+
+
 async def test_other_weights_under_one_name_end_the_belief() -> None:
     async with engine(metrics=page(1), weight_info=of_json({"weight_version": "step-1"})) as replica, running(replica) as run:
         await look(run)
