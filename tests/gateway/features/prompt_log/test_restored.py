@@ -90,6 +90,13 @@ def restored(path: Path, backup: Path) -> None:
         source.backup(target)
 
 
+def replaced(path: Path, backup: Path) -> None:
+    """While nobody has the file open."""
+    for suffix in ("-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    shutil.copyfile(backup, path)
+
+
 async def test_a_file_that_is_restored_between_two_runs(tmp_path: Path) -> None:
     path, backup = tmp_path / "state.db", tmp_path / "backup.db"
     async with FakeReplica([answers()]) as replica:
@@ -97,9 +104,7 @@ async def test_a_file_that_is_restored_between_two_runs(tmp_path: Path) -> None:
             client = await filled(run)
             restored(backup, path)
             await changed(run, client)
-        for suffix in ("-wal", "-shm"):
-            Path(f"{path}{suffix}").unlink(missing_ok=True)
-        shutil.copyfile(backup, path)
+        replaced(path, backup)
         async with running(replica, **kept_in(tmp_path)) as run:
             await replayed(run, client, replica)
         async with opened(file_url(path)) as store:
