@@ -73,7 +73,9 @@ def _make(connection: Connection, tables: Tables) -> None:
         return
     for table in tables.schema.sorted_tables:
         connection.execute(CreateTable(table, if_not_exists=True))
+        made = {index["name"] for index in inspect(connection).get_indexes(table.name)}
         for index in table.indexes:
-            connection.execute(CreateIndex(index, if_not_exists=True))
+            if index.name not in made:  # IF NOT EXISTS would lock the table, and writers of several tables with it
+                connection.execute(CreateIndex(index))
     if _version(connection, tables) is None:
         connection.execute(insert(tables.versions).values(version=tables.version))

@@ -31,7 +31,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from gateway.database.driver import CONNECTIONS, Driver, Work, is_conflict
+from gateway.database.driver import CONNECTIONS, TRIES, Driver, Work, is_conflict
 from gateway.database.failures import LOCKED, StoreFailed, failed, reason_of
 from gateway.database.tables import Tables
 from gateway.database.urls import made, parsed, shown
@@ -43,7 +43,6 @@ MAX_BATCH: Final = 100  # writes in one transaction
 FIRST_BATCH: Final = 8
 LONG: Final = 4  # a transaction is long if it takes more than 1 / LONG of the time limit
 MAX_WAITING: Final = 10_000  # writes
-_TRIES: Final = 5  # of a write that conflicts with other transactions
 
 T = TypeVar("T")
 
@@ -185,7 +184,7 @@ class Database:
     async def _alone(self, write: QueuedWrite) -> None:
         """Execute one write in a transaction of its own. Its caller gets the error."""
         done = write.done
-        for left in reversed(range(_TRIES)):
+        for left in reversed(range(TRIES)):
             if done.done() or (error := await self._done([write])) is None:
                 return
             if not (left and error.__cause__ and is_conflict(error.__cause__)):

@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, DBAPIError
 
 CONNECTIONS: Final = 4  # one for writes, the others for reads
+TRIES: Final = 5  # of a transaction that conflicts with others
 SQLITE: Final = "sqlite"
 _CONFLICTS: Final = frozenset(["40001", "40P01", "23505"])  # SQLSTATE: serialization, deadlock, duplicate key
 _VALUES: Final = "22"  # class of SQLSTATE

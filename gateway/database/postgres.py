@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from gateway.database.creation import check_version, make_tables
-from gateway.database.driver import CONNECTIONS, Work
+from gateway.database.driver import CONNECTIONS, TRIES, Work, is_conflict
 from gateway.database.tables import Tables
 
 T = TypeVar("T")
@@ -35,7 +36,18 @@ class PostgresDriver:
         if self._read_only:
             await self.read(lambda connection: check_version(connection, self._tables))
         else:
-            await self.write([lambda connection: make_tables(connection, self._tables)])
+            await self._make_tables()
+
+    async def _make_tables(self) -> None:
+        """A migration may end in a deadlock with a gateway that writes to several of its tables."""
+        for left in reversed(range(TRIES)):
+            try:
+                await self.write([lambda connection: make_tables(connection, self._tables)])
+            except DBAPIError as error:
+                if not left or not is_conflict(error):
+                    raise
+            else:
+                return
 
     async def read(self, work: Work[T]) -> T:
         assert self._engine

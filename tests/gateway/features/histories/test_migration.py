@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from sqlalchemy import Connection, insert, inspect, select, text
+from sqlalchemy.util import await_only
 
 from gateway.database.database import Database
 from gateway.database.tables import Tables
@@ -14,6 +17,7 @@ from gateway.features.histories.records import NO_NAMES
 from gateway.features.prompt_log.once.tables import once
 from tests.gateway.features.histories.conftest import Clock, opened, response
 from tests.gateway.features.histories.test_turns import turn
+from tests.support.postgres import Postgres
 
 _TEXTS = "owner, id, parent, root, conversation, created_at, expires_at, status"
 _COLUMNS = f"{_TEXTS}, turns, size, emptied, input, output, response"
@@ -68,6 +72,55 @@ async def test_a_database_of_version_6_gets_the_index_that_it_lacks(url: str) ->
                 return {index["name"] for index in inspect(connection).get_indexes("warmroute_responses")}
 
             assert "warmroute_responses_by_parent" in await store.database.read(indexes)
+
+
+@pytest.mark.tools
+async def test_a_migration_locks_no_table_that_it_leaves_as_it_is(server: Postgres) -> None:
+    """A writer that holds up the migration of one table goes on to the others; else both would wait for each other."""
+    url, written, end = server.new(), asyncio.Event(), asyncio.Event()
+
+    def writes(connection: Connection) -> None:
+        connection.execute(text("LOCK TABLE warmroute_responses IN ROW EXCLUSIVE MODE"))
+        written.set()
+        await_only(end.wait())
+
+    def waiting(connection: Connection) -> bool:
+        return bool(connection.execute(text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar_one())
+
+    def shared(connection: Connection) -> list[Any]:
+        held = text("SELECT relation::regclass::text FROM pg_locks WHERE granted AND mode = 'ShareLock'")
+        return list(connection.execute(held).scalars())
+
+    async with opened(url) as before:
+        await before.database.write(version_6)
+        writer = asyncio.create_task(before.database.write(writes))
+        await written.wait()
+        database = Database(url, tables.TABLES)
+        opening = asyncio.create_task(database.open())
+        while not await before.database.read(waiting):
+            assert not opening.done()
+        held = await before.database.read(shared)
+        end.set()
+        await asyncio.gather(writer, opening)
+        await database.close()
+        assert held == []
+
+
+@pytest.mark.tools
+async def test_a_migration_that_ends_in_a_deadlock_is_tried_again(server: Postgres) -> None:
+    url, tries = server.new(), list[Connection]()
+
+    def conflicts(connection: Connection) -> None:
+        tries.append(connection)
+        if len(tries) == 1:
+            connection.execute(text("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40P01'; END $$"))
+
+    async with opened(url) as before:
+        await before.database.write(version_6)
+    database = Database(url, replace(tables.TABLES, migrations={6: conflicts}))
+    await database.open()
+    await database.close()
+    assert len(tries) == 2
 
 
 def version_4(connection: Connection) -> None:

@@ -90,6 +90,7 @@ async def test_each_token_is_generated_once(cuts: int, url: str, tmp_path: Path,
         await killing
         found = [results(await run.metrics()) for run in (first, second)]
     generated = sum((engine.generated for engine in engines), Counter[str]())
+    del generated["ping"]  # the gateways' own checks of engines that are slow on a busy machine
     assert generated == Counter({f"turn {number}": 1 for number in range(cuts)})
     with sqlite3.connect(tmp_path / "ledger.db") as file:
         sums = "select count(*), sum(prompt), sum(completion) from warmroute_usage where status = 200 and metered = 1"
