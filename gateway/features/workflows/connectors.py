@@ -1,4 +1,4 @@
-"""Connectors: what a workflow calls that is not a model. The operator registers them; a document names them.
+"""Connectors: services beside models. The operator registers them; the steps of a document call them by name.
 
     POST url, `with` as JSON, Idempotency-Key: RUN.STEP ──► JSON
 

@@ -1,4 +1,4 @@
-"""The body of a request for a run or a plan, read and checked. What can be refused is refused before anything is spent.
+"""The body of a request for a run or a plan, read and checked. Errors are found before anything is spent.
 
 body ──► its members ──► document (a program is compiled in the parser process, a long document in a thread) ──► Workflow
      ──► inputs ──► plan, within the bounds of the gateway, the document and the request ──► RunOrder

@@ -1,4 +1,4 @@
-"""The keys of every object in a document, and the bounds of its numbers: what the reader accepts, and what the schema says."""
+"""The keys of every object in a document, and the bounds of its numbers, for the reader and the JSON schema of documents."""
 
 from __future__ import annotations
 

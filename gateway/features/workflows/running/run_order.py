@@ -15,7 +15,7 @@ from gateway.features.workflows.running.run_turns import RunTurns
 
 
 class ConnectorCaller(Protocol):
-    """Calls the services that are no models."""
+    """Calls connectors."""
 
     @property
     def repeatable(self) -> frozenset[str]:

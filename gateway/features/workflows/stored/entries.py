@@ -1,4 +1,4 @@
-"""Entries of stored workflows: what lists show, and what a new version changes for callers. Pure."""
+"""Entries of stored workflows in lists, and the changes of a new version that callers may not expect. Pure."""
 
 from __future__ import annotations
 
