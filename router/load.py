@@ -433,6 +433,11 @@ class BookingLedger:
             load.foreign = ForeignLoad()
         load.foreign.report(running, waiting, own, now)
 
+    def shared(self, replica: str, now: float) -> bool:
+        """True if a replica's engine has lately shown requests of others."""
+        load = self.loads.get(replica)
+        return load is not None and load.foreign is not None and load.foreign.watched(now)
+
     def record_return(self, load: ReplicaLoad, idle_s: float, weight: float, next_turn: bool, now: float) -> None:
         """A replica got a prompt that extends an earlier prompt, idle for idle_s. next_turn: most of it matches. weight: see
         `Median`.

@@ -3,8 +3,8 @@
     python -m bench.router.foreign [--seeds N] [--out bench/reports]
 
 A batch job sends bursts of BURST cold prompts straight to the first two replicas, and takes SHARE of their time. A row is the
-production router without reports of the engines; with one every INTERVAL_S; and an oracle:
-each foreign request is booked when it arrives, with its exact work, as another router's.
+production router without reports of the engines; with one for each probe; as the gateway asks by default, more often while
+others use an engine; and an oracle: each foreign request is booked when it arrives, with its exact work, as another router's.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import Final
 from bench.measure.machine import REPORTS, commit, trace_folder
 from bench.router.ablation import FULL, ablated
 from bench.router.policies import cases, loaded
+from gateway.config.schema import HealthConfig
+from gateway.fleet.prober import LOAD_S
 from router.load import Lease
 from router.simulation.fleet import FleetSpec, Foreign, Result, RouterPlacement, ServedRequest, Simulation, summary
 from router.simulation.workloads import SimulatedRequest
@@ -30,8 +32,13 @@ REPLICAS, BUSY = 8, 2
 SHARE: Final = 0.5  # of the busy replicas' prefill
 BURST, TOKENS, OUTPUT = 8, 3000, 100
 HOURS_S: Final = 3600.0
-INTERVAL_S: Final = 0.5  # between two reports; by default the gateway probes every 2 s
-WITHOUT, WITH, ORACLE = "no reports", "reports every 0.5 s", "*oracle*"
+WITHOUT, REGULAR, DEFAULT, ORACLE = (
+    "no reports",
+    "a report every 2 s",
+    f"default: every {LOAD_S:g} s while others are seen",
+    "*oracle*",
+)
+REPORTS_S = {WITHOUT: 0.0, REGULAR: HealthConfig().interval_s, DEFAULT: LOAD_S, ORACLE: 0.0}
 WORKLOADS = ("conversation", "gen:chat", "gen:rag")
 
 
@@ -43,6 +50,19 @@ def batch_job(chance: Random, prefill_rate: float, until_s: float) -> Iterator[F
         for _ in range(BURST):
             keys = chance.getrandbits(64 * (TOKENS // 64)).to_bytes(8 * (TOKENS // 64), "little")
             yield now, number, SimulatedRequest(Prompt(keys, TOKENS, 64, ""), OUTPUT, "job")
+
+
+class Watching(Simulation):
+    """Asks as the gateway's probes do (`gateway/fleet/prober.py`)."""
+
+    router: RouterPlacement
+
+    def _report(self, _: None, now: float) -> None:
+        regular = round(now / LOAD_S) % round(HealthConfig().interval_s / LOAD_S) == 0
+        for replica in self._replicas:
+            if regular or self.router.router.ledger.shared(f"r{replica.number}", now):
+                self._placement.reported(replica.number, replica.running, len(replica.queue), now)
+        self._at(now + LOAD_S, self._report, None)
 
 
 class Oracle(Simulation):
@@ -70,14 +90,12 @@ class Oracle(Simulation):
 
 def run(row: str, workload: str, seed: int) -> Result:
     """One run of a row."""
-    spec = FleetSpec(REPLICAS, cases()[workload].kv_tokens, reports_s=INTERVAL_S if row == WITH else 0.0)
+    spec = FleetSpec(REPLICAS, cases()[workload].kv_tokens, reports_s=REPORTS_S[row])
     source, job = loaded(workload, REPLICAS, seed).source(), batch_job(random.Random(seed), spec.prefill_rate, HOURS_S / 2)
     placement = RouterPlacement(ablated(FULL, seed), spec)
-    if row == ORACLE:
-        Oracle.router, Oracle.leases = placement, {}
-        simulation: Simulation = Oracle(spec, source, placement, foreign=job)
-    else:
-        simulation = Simulation(spec, source, placement, foreign=job)
+    Oracle.router, Oracle.leases, Watching.router = placement, {}, placement
+    kind = {ORACLE: Oracle, DEFAULT: Watching}.get(row, Simulation)
+    simulation = kind(spec, source, placement, foreign=job)
     served = [one for one in simulation.run() if one.arrived < HOURS_S / 2]
     return replace(summary(row, spec, served, simulation.busy_s), policy=row)
 
@@ -91,10 +109,7 @@ def report(workloads: list[str], seeds: int) -> Iterator[str]:
     )
     yield f"| | {' | '.join(workloads)} |"
     yield f"|---|{'--:|' * len(workloads)}"
-    found = {
-        row: [fmean(run(row, name, seed).ttft_mean_s for seed in range(seeds)) for name in workloads]
-        for row in (WITHOUT, WITH, ORACLE)
-    }
+    found = {row: [fmean(run(row, name, seed).ttft_mean_s for seed in range(seeds)) for name in workloads] for row in REPORTS_S}
     for row, means in found.items():
         cells = (f"{mean:.3f} ({mean / best:.0%})" for mean, best in zip(means, found[ORACLE], strict=True))
         yield f"| {row} | {' | '.join(cells)} |"

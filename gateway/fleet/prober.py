@@ -14,6 +14,7 @@ a probe for a closed connection finds the replica up, the idle time is stored as
 
 After a successful probe the engine's own facts are read (`engines.py`). An engine without facts has not failed; it is asked
 rarely from then on. Their KV size bounds the router's belief of the cache, unless the replica's source sets another size.
+While others use an engine, it is asked for its load between two probes, too, every LOAD_S.
 
 A cache counts as lost if the replica refuses connections ("refused"), if it loads its model ("loading"), if the engine's
 process has a later start time than any before ("start_time"), if it repeatedly reported zero hits on known prefixes
@@ -61,6 +62,8 @@ _MAYBE_BUSY = frozenset(["timeout", UNREACHABLE])
 _IDLE_LIMIT_SHARE = 0.9
 
 AT_ONCE = 16  # probes that begin between two turns of the event loop: some milliseconds
+LOAD_S = 0.25  # between two questions for the load of an engine that others use
+PAGE_S = 0.01  # for each replica, between two such questions: a page takes a quarter of a millisecond of the event loop
 LOGGED_MODELS = 20  # names in a log line
 RARELY = 30  # probes between two questions to an engine that did not answer the first one
 
@@ -229,14 +232,33 @@ class Prober:
 
     async def _keep_probing(self, state: ReplicaState, upstream: UpstreamClient) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._health.interval_s):
-                    await state.probe_now.wait()
+            await self._await_turn(state, upstream)
             state.probe_now.clear()
             try:
                 await self.probe(state, upstream)
             except Exception:  # a bug in one probe must not stop the probing
                 log.exception("probe failed", extra={"replica": state.name})
+
+    async def _await_turn(self, state: ReplicaState, upstream: UpstreamClient) -> None:
+        """Wait for the time of the next probe. While others use the engine, ask it for its load meanwhile."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._health.interval_s
+        while (left_s := until - clock()) > 0:
+            pause_s = max(LOAD_S, PAGE_S * len(self._tasks))
+            watched = pause_s < left_s and self._is_shared(state)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s if watched else left_s):
+                    await state.probe_now.wait()
+                    return
+            if watched:
+                await self.ask_load(state, upstream)
+
+    def _is_shared(self, state: ReplicaState) -> bool:
+        """True if others use its server."""
+        if not (state.up and state.has_metrics):
+            return False
+        now, ledger = self._clock(), self._router.ledger
+        return any(ledger.shared(each.name, now) for each in self._together(state))
 
     async def probe(self, state: ReplicaState, upstream: UpstreamClient) -> None:
         if state.engine.fragile is not None and (upstream.busy(state.url) or self._router.ledger.of(state.name).inflight):

@@ -11,7 +11,7 @@ each replica from the waits of own requests that had no own one before them. A t
 about the replica's rate, and is not learned as such.
 
 What an engine reports changes the price of its own replica only: too much, and it gets fewer requests; too little, and it is
-priced as if it reported nothing.
+priced as if it reported nothing. Once it has shown requests of others, it is to be asked more often for WATCH_S.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Final
 FADE_S: Final = 4.0
 MEAN_S: Final = 30.0  # time constant of the mean of reports
 STALE_S: Final = 10.0
+WATCH_S: Final = 30.0
 TOKENS: Final = 2000.0  # uncached prompt tokens of a foreign request, until learned
 LEAST_TOKENS: Final = 16.0
 WEIGHT: Final = 8.0  # requests, of which the learned tokens are the mean
@@ -33,10 +34,10 @@ MOST_RUNNING: Final = 1024.0
 class ForeignLoad:
     """The load of others on one replica (see the module). All operations O(1)."""
 
-    __slots__ = ("_at", "_mean_running", "_mean_waiting", "_own", "_running", "_seen", "_tokens", "_waiting")
+    __slots__ = ("_at", "_mean_running", "_mean_waiting", "_own", "_running", "_seen", "_seen_at", "_tokens", "_waiting")
 
     def __init__(self) -> None:
-        self._at = -math.inf
+        self._at = self._seen_at = -math.inf
         self._running = self._waiting = 0.0
         self._mean_running = self._mean_waiting = 0.0
         self._tokens = TOKENS
@@ -52,6 +53,12 @@ class ForeignLoad:
         self._mean_running += (self._running - self._mean_running) * (1 - keep)
         self._mean_waiting += (self._waiting - self._mean_waiting) * (1 - keep)
         self._at, self._own = now, 0.0
+        if part:
+            self._seen_at = now
+
+    def watched(self, now: float) -> bool:
+        """True if a report within WATCH_S has shown requests of others."""
+        return now - self._seen_at < WATCH_S
 
     def computed(self, tokens: int) -> None:
         """The engine has computed so many tokens of ours."""

@@ -15,7 +15,7 @@ from gateway.fleet.cache_reports import ENOUGH_REQUESTS
 from gateway.fleet.engine_client import MAX_MODELS
 from gateway.fleet.prober import RARELY
 from router import Replica
-from tests.gateway.conftest import Running, running
+from tests.gateway.conftest import Running, eventually, running
 from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, dies, http, models, status, writes
 
 STARTED = 1_795_000_000.0
@@ -29,7 +29,8 @@ def page(text: str) -> Behaviour:
 
 
 def vllm(kv: int | None = None, started: float | None = None, active: int = 0) -> Behaviour:
-    lines = [f'vllm:num_requests_running{{engine="0"}} {active}.0', f'vllm:num_requests_waiting{{engine="0"}} {active + 1}.0']
+    waiting = active + 1 if active else 0
+    lines = [f'vllm:num_requests_running{{engine="0"}} {active}.0', f'vllm:num_requests_waiting{{engine="0"}} {waiting}.0']
     if kv is not None:
         lines.append(f'vllm:cache_config_info{{engine="0",kv_cache_size_tokens="{kv}"}} 1.0')
     if started is not None:
@@ -170,7 +171,7 @@ async def test_sglang_is_asked_further_and_llamacpps_slots_bound_nothing() -> No
 
 async def test_an_inquiry_is_made_once_and_repeated_rarely_where_it_failed() -> None:
     props = writes(http(200, b'{"default_generation_settings": {"n_ctx": 4096}, "total_slots": 2}'))
-    page_of_llama = page("llamacpp:requests_processing 1\nllamacpp:requests_deferred 0\n")
+    page_of_llama = page("llamacpp:requests_processing 0\nllamacpp:requests_deferred 0\n")
     async with engine("llamacpp", metrics=page_of_llama) as replica, running(replica) as run:
         await look(run, RARELY - 1)
         assert (replica.asked.count("/metrics"), replica.asked.count("/props")) == (RARELY, 1)
@@ -217,6 +218,11 @@ async def test_what_runs_and_waits_is_shown_as_long_as_it_is_reported() -> None:
         await replica.stop()
         await look(run)
         assert "warmroute_replica_engine_waiting" + label not in await run.metrics()
+
+
+async def test_an_engine_that_others_use_is_asked_for_its_load_between_two_probes() -> None:
+    async with engine(metrics=vllm(active=3)) as replica, running(replica, health={"interval_s": 600}):
+        await eventually(lambda: replica.asked.count("/metrics") > 3)
 
 
 async def test_what_is_reported_after_a_refusal_is_not_taken_up() -> None:

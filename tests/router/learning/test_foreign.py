@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router import Outcome, Prompt, Replica, Router
-from router.learning.foreign import MOST_RUNNING, MOST_TOKENS, STALE_S, TOKENS, ForeignLoad
+from router.learning.foreign import MOST_RUNNING, MOST_TOKENS, STALE_S, TOKENS, WATCH_S, ForeignLoad
 
 RATE = 10_000.0
 COLD = Prompt(b"", 1000, 100, "")
@@ -47,6 +47,17 @@ def test_own_requests_are_not_load_of_others() -> None:
     assert queues(router, 0.0) == before
     router.reported("r1", 1, 9, own, 0.0)  # five of ten are ours
     assert queues(router, 0.0)[0] == pytest.approx(before[0] + 4.5 * TOKENS / RATE)
+
+
+def test_an_engine_is_watched_for_a_while_once_it_has_shown_requests_of_others() -> None:
+    router = router_of()
+    assert not router.ledger.shared("r1", 0.0)
+    router.reported("r1", 2, 10, 12, 0.0)
+    assert not router.ledger.shared("r1", 0.0)
+    router.reported("r1", 2, 10, 0, 0.0)
+    router.reported("r1", 0, 0, 0, 2.0)
+    found = [router.ledger.shared(name, now) for name, now in (("r1", 2.0), ("r2", 2.0), ("r1", WATCH_S))]
+    assert found == [True, False, False]
 
 
 def test_a_stale_figure_fades() -> None:
