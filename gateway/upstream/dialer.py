@@ -11,7 +11,6 @@ because a name that was harmless when it was checked may resolve to such an addr
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import ipaddress
 import re
@@ -87,8 +86,9 @@ class Dialer:
         begun = loop.time()
         try:
             transport, connection = await loop.create_connection(lambda: Connection(loop), address, self.port)
-            with contextlib.suppress(OSError):  # it has ended already
-                end_with_peer(transport.get_extra_info("socket"), REPLICA_LOST_S)
+            sock = transport.get_extra_info("socket")
+            if sock is not None:  # of uvloop: closed already
+                end_with_peer(sock, REPLICA_LOST_S)
             if self._tls:
                 await connection.secure(self._tls, self._server_name)
         except (OSError, asyncio.CancelledError) as error:

@@ -429,6 +429,8 @@ class ClientConnection(asyncio.Protocol):
         if self.transport is None or not self._held or sys.platform != "linux":
             return
         sock = self.transport.get_extra_info("socket")
+        if sock is None:  # of uvloop: closed
+            return
         with contextlib.suppress(OSError):
             if sock.family != socket.AF_UNIX and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _LEFT:
                 self.abort()

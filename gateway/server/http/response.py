@@ -50,9 +50,10 @@ def cut_connection(transport: asyncio.Transport, *, until_end: bool) -> None:
     a regular end would look like the end of a complete answer.
     """
     if until_end:
-        sock: socket.socket = transport.get_extra_info("socket")
-        with contextlib.suppress(OSError, ValueError):  # it is closed already
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        sock: socket.socket | None = transport.get_extra_info("socket")
+        if sock is not None:  # of uvloop: closed already
+            with contextlib.suppress(OSError, ValueError):  # it is closed already
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     transport.abort()
 
 
