@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway.features.histories.refs import MAX_REFS
 from gateway.features.prompt_log.naming.chain import head_name
 from tests.gateway.conftest import Running, running
 from tests.gateway.features.prompt_log.kept import ALL, CHAT, FORMS, LISTS, NOW, SAID, USER, asked, called, engine, kept_in
@@ -119,6 +121,24 @@ async def test_of_two_devices_one_moves_a_ref_and_both_turns_are_kept(tmp_path: 
         assert (await ref(run, "GET", "main"))[1]["head"] == winner["head"]
         for each in told:
             assert (await called(run, "GET", each["head"]))[0] == 200
+
+
+async def test_a_ref_beyond_the_last_one_is_refused_and_costs_no_turn(tmp_path: Path) -> None:
+    async with FakeReplica([engine(CHAT, stream=False)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        _, told, _ = await asked(run, CHAT, 'keep, ref="main"', [USER])
+        row = "select owner, id || ?, created_at, expires_at, emptied, metadata, head from warmroute_conversations limit 1"
+        with sqlite3.connect(tmp_path / "state.db") as file:
+            columns = "owner, id, created_at, expires_at, emptied, metadata, head"
+            numbers = [(number,) for number in range(1, MAX_REFS)]
+            file.executemany(f"insert into warmroute_conversations ({columns}) {row}", numbers)
+        code, error, _ = await ref(run, "PUT", "new", told["head"], If_None_Match="*")
+        assert (code, error["code"]) == (413, "too_many_refs")
+        code, kept, _ = await asked(run, CHAT, 'keep, ref="new"', [NOW])
+        assert (code, kept["kept"], kept["ref"]) == (200, True, False)
+        code, kept, _ = await asked(run, CHAT, f'keep, ref="main", base="{told["head"]}"', [NOW])
+        assert (code, kept["ref"]) == (200, True)
+        assert (await ref(run, "DELETE", "main1"))[0] == 200
+        assert (await ref(run, "PUT", "new", told["head"], If_None_Match="*"))[0] == 200
 
 
 async def test_a_header_with_a_malformed_member_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.features.histories.tables import schema
+from gateway.features.prompt_log.once import tables
 from tests.gateway.conftest import Running, running
 from tests.gateway.features.histories.conftest import file_url, opened
 from tests.gateway.features.histories.test_sizes import agrees
@@ -90,7 +91,7 @@ def restored(path: Path, backup: Path) -> None:
         source.backup(target)
 
 
-def replaced(path: Path, backup: Path) -> None:
+def replace(path: Path, backup: Path) -> None:
     """While nobody has the file open."""
     for suffix in ("-wal", "-shm"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
@@ -104,7 +105,7 @@ async def test_a_file_that_is_restored_between_two_runs(tmp_path: Path) -> None:
             client = await filled(run)
             restored(backup, path)
             await changed(run, client)
-        replaced(path, backup)
+        replace(path, backup)
         async with running(replica, **kept_in(tmp_path)) as run:
             await replayed(run, client, replica)
         async with opened(file_url(path)) as store:
@@ -121,17 +122,20 @@ def sqlite_backup(path: Path) -> Restore:
 
 
 def postgres_backup(server: Postgres, name: str) -> Restore:
-    tables = [table.name for table in schema.sorted_tables]
-    server.execute("create schema backup; " + "".join(f"create table backup.{each} as table {each}; " for each in tables), name)
-    back = "".join(f"insert into {each} select * from backup.{each}; " for each in tables)
-    return lambda: server.execute(f"begin; truncate {', '.join(tables)}; {back} commit", name)
+    assert tables.once.metadata is schema
+    names = [table.name for table in schema.sorted_tables]
+    server.execute("create schema backup; " + "".join(f"create table backup.{each} as table {each}; " for each in names), name)
+    back = "".join(f"insert into {each} select * from backup.{each}; " for each in names)
+    return lambda: server.execute(f"begin; truncate {', '.join(names)}; {back} commit", name)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.tools)])
 async def test_a_database_that_is_restored_beneath_a_gateway(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state, path, server = kept_in(tmp_path), tmp_path / "state.db", None
+    state, path = kept_in(tmp_path), tmp_path / "state.db"
+    server: Postgres | None = None
+    url = ""
     if kind == "postgres":
         monkeypatch.setenv("PGPASSWORD", PASSWORD)
         server = request.getfixturevalue("server")
