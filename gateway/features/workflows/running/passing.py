@@ -31,15 +31,15 @@ class PassingText:
         self._workflow, self._tree = workflow, tree
         self._begin = self._first(primary) if primary else ""
         self._source: StepCopy | None = None
-        self._live = -1  # number of live copies at the last look
+        self._changes = -1  # of the tree, at the last look
         self.steps = frozenset(self._ends(self._begin, ()))
 
     def source(self) -> StepCopy | None:
-        """The copy whose text passes; None: there is none yet. Once found, it stays. O(1), unless a step has started or ended
-        since the last call.
+        """The copy whose text passes; None: there is none yet. Once found, it stays. O(1), unless copies were entered or have
+        ended since the last call.
         """
-        if self._source is None and self._begin and self._live != self._tree.live:
-            self._live = self._tree.live
+        if self._source is None and self._begin and self._changes != self._tree.changes:
+            self._changes = self._tree.changes
             self._source = self._found()
         return self._source
 

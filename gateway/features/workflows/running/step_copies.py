@@ -99,14 +99,15 @@ class StepCopy:
 
 
 class StepTree:
-    """All copies of a run. live: number of copies that have not ended. visits: copies that questions about kills have looked
-    at, in all.
+    """All copies of a run. live: number of copies that have not ended. changes: copies that were entered or have ended so far.
+    visits: copies that questions about kills have looked at, in all.
     """
 
     def __init__(self, graph: StepGraph, inputs: Mapping[str, Any]) -> None:
         self.graph = graph
         self.inputs = inputs
         self.live = 0
+        self.changes = 0
         self.visits = 0
         self._places = {name: at for at, name in enumerate(graph.steps)}
         self._copies: dict[str, dict[tuple[int, ...], StepCopy]] = {name: {} for name in graph.steps}
@@ -126,7 +127,13 @@ class StepTree:
         if outer is not None:
             outer.inner += made
         self.live += len(made)
+        self.changes += len(made)
         return made
+
+    def end_one(self) -> None:
+        """A copy has ended."""
+        self.live -= 1
+        self.changes += 1
 
     def find(self, name: str, indices: tuple[int, ...]) -> StepCopy | None:
         """The copy that a name means within these items. None: its block is not entered."""

@@ -266,7 +266,7 @@ class StepEnds:
             if self._gate is not None and self._gate.ended(one.name):
                 self._open_gate()
         one.ended, one.body = self._now, {}
-        self.tree.live -= 1
+        self.tree.end_one()
         for name in self._waiters[one.step.name]:
             self._looks += (each for each in self.tree.within(name, one) if not each.over)
         if one.outer is not None:

@@ -109,6 +109,17 @@ def test_copies_are_looked_at_only_when_a_step_has_ended() -> None:
     assert scheduler.tree.visits > looks[1]
 
 
+def test_an_end_and_an_entry_in_one_turn_are_a_change() -> None:
+    """The number of live copies is the same then."""
+    arm = {"when": "${j.text == 'No'}", "steps": {"c": CHAT}, "value": "${c.text}"}
+    scheduler = begun({"j": CHAT, "o": {"switch": [arm, {"else": True, "value": "x"}], "yield": "o"}})
+    live = scheduler.tree.live
+    assert source(scheduler) == ""
+    finish(scheduler, "j", "No")
+    assert scheduler.tree.live == live
+    assert source(scheduler) == "c"
+
+
 def test_without_a_primary_output_nothing_is_told() -> None:
     scheduler = RunScheduler(workflow_of({"a": {**CHAT, "yield": "o"}}), {}, 10)
     scheduler.begin(0.0, {})
