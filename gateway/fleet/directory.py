@@ -67,7 +67,7 @@ class Target:
     """The replicas for a model. label: the model's bounded name for metrics. replicas: the live ones, or else the doubtful
     ones. down: the replicas that serve the model but are not live, with the reasons. draining: some of these are up, but drain.
     pool: its name. fallback: target of requests that the pool cannot serve. named: the pool was named by another pool's
-    fallback, and not found by the model. translate, delta: as in `Pool`. adapter: the one that the model names, or "".
+    fallback, and not found by the model. translate, delta: as in `Pool`. adapter: its name, or "" for a model without one.
     prefillers: live replicas that compute prompts for others, and are not in `replicas`.
     """
 

@@ -1,15 +1,15 @@
 """Adapters (LoRA) that replicas have loaded, and the time that a load takes.
 
 An engine computes a request with an adapter only once that is loaded, in the place of the least recently used one. Engines do
-not report which idle adapters are loaded, so the router remembers its requests, and those of routers that it follows: a replica
+not report idle adapters, so the router remembers its own requests, and the requests of the routers that it follows: a replica
 has the `slots` adapters that were used there last. An adapter of an open request counts as loaded, too, so that a burst for it
 goes to one replica; it takes no other one's place before a token was seen. So requests that an engine refuses change nothing,
-and at most `slots` names and those of open requests are stored. The price of a replica without the adapter includes the load
-time. A wrong belief costs one load.
+and only the names of `slots` adapters and of open requests are stored. The price of a replica without the adapter includes the
+load time. A wrong belief costs one load.
 
-The load time is learned from first tokens of requests whose adapter was to be loaded: what they took beyond their prefill at
-the replica's rate, which is learned from the other requests only. Each client has an estimate, and their median counts: no
-single client moves it for others once there are three.
+The load time is learned from first tokens of requests whose adapter was to be loaded: the time beyond their prefill at the
+replica's rate. Only other requests teach that rate. Each client has an estimate, and their median counts: no single client
+moves it for others once there are three.
 """
 
 from __future__ import annotations
@@ -150,6 +150,10 @@ class Adapters:
         """See `LoadedAdapters.lose`."""
         if (known := self._of.get(replica)) is not None:
             known.lose()
+
+    @property
+    def open_requests(self) -> int:
+        return sum(known.open_requests for known in self._of.values())
 
     def check(self) -> None:
         for known in self._of.values():

@@ -197,6 +197,7 @@ class RouterMachine(CountedMachine):
         if not self.open:
             assert self.router.trie.pending_bytes == 0
         assert self.router.ledger.open_leases == len(self.open)
+        assert self.router.adapters.open_requests <= sum(bool(booking.prompt.adapter) for booking in self.open)
         expected = {booking.lease.replica for booking in self.open} | self.router.replicas.keys()
         assert self.router.ledger.loads.keys() <= expected, "the load of a replica that left long ago"
         assert all(0.01 <= self.router.units_per_token(scale) <= 1000 for scale in "mn")
