@@ -46,7 +46,7 @@ class Booking:
     end of the credit in the index. reserved: bytes of the index reserved for the credit. unseen: units of the prompt that the
     lease's replica may hold of the session beyond the match (`learning/sessions.py`). moves: number of moves by another router.
     lead: of the lease for which the request is to wait before it is sent, or None (`leading.py`). beside: of the lease that
-    computes a part of its match while it is sent, or has computed it just before, or None.
+    computes a part of its match while it is sent, or has computed it just before, or None. loads: its adapter is to be loaded.
     """
 
     __slots__ = (
@@ -58,6 +58,7 @@ class Booking:
         "idle_s",
         "lead",
         "lease",
+        "loads",
         "matched_blocks",
         "moves",
         "number",
@@ -81,6 +82,7 @@ class Booking:
         self.weight = weight
         self.unseen = 0
         self.moves = 0
+        self.loads = False
         self.lead: Lead | None = None
         self.beside: Lead | None = None
         self.idle_s: float | None = None

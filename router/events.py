@@ -17,10 +17,11 @@ from msgspec import Meta, Struct
 
 Count = Annotated[int, Meta(ge=0)]
 Number = Annotated[int, Meta(ge=1)]
+MAX_ADAPTER_CHARS: Final = 256
 
 
 class BookingOpened(Struct, frozen=True, array_like=True, gc=False, tag=0):
-    """A prompt was booked. Fields from `keys` to `breakpoints`, images and parent_key: see `Prompt`; from `replica` to
+    """A prompt was booked. Fields from `keys` to `breakpoints`, images, parent_key and adapter: see `Prompt`; from `replica` to
     `silent`: see `Lease`; unseen: see `Booking`.
     """
 
@@ -42,6 +43,7 @@ class BookingOpened(Struct, frozen=True, array_like=True, gc=False, tag=0):
     unseen: Count
     images: Count
     parent_key: int = 0
+    adapter: Annotated[str, Meta(max_length=MAX_ADAPTER_CHARS)] = ""
 
 
 class BookingFirstToken(Struct, frozen=True, array_like=True, gc=False, tag=1):

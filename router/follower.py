@@ -77,7 +77,7 @@ class Follower:
             if booking is None:
                 continue
             if isinstance(event, BookingFirstToken):
-                booking.lease.first_token(event.now)
+                self._router.computed(booking, event.now)
             elif isinstance(event, BookingMoved):
                 self._move(bookings, booking, event)
             elif self._close(bookings, booking, _outcome(event), event.now):
@@ -122,7 +122,7 @@ class Follower:
         client, session = event.client, event.session_key
         prompt = Prompt(event.keys, event.units, event.block_units, event.scale, client=client, session_key=session)
         prompt.origin, prompt.breakpoints, prompt.images = event.origin, event.breakpoints, event.images
-        prompt.parent_key = event.parent_key
+        prompt.parent_key, prompt.adapter = event.parent_key, event.adapter
         booking = router.book(prompt, lease, event.matched_blocks, event.unseen)
         booking.number = event.number
         bookings[event.number] = booking

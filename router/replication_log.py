@@ -137,4 +137,5 @@ def _opened(booking: Booking, *, silent: bool) -> BookingOpened:
         booking.unseen,
         prompt.images,
         prompt.parent_key,
+        prompt.adapter,
     )

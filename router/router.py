@@ -32,6 +32,7 @@ from router.index.paid import PaidPrefixes
 from router.index.trie import RadixTrie
 from router.late import TurnInLine, turn_of
 from router.leading import lead_of
+from router.learning.adapters import Adapters
 from router.learning.allowances import Allowances, UncountedMemory
 from router.learning.evidence import Evidence, Miss
 from router.learning.inflight import InflightSharing
@@ -87,6 +88,7 @@ class Router(Owner):
         self.sessions = Sessions()
         self.promises = Promises()
         self.objects = Objects()
+        self.adapters = Adapters()
         self.promise_wait_s = promise_wait_s
         self.policy_name = policy
         self._policies = policies
@@ -139,6 +141,7 @@ class Router(Owner):
         self._replicas[replica.name] = replica
         self._know_sharing(replica)
         self._shares.set(replica.name, replica.caches)
+        self.adapters.add(replica.name, replica.adapters)
         self.ledger.rates.add(replica.name, replica.pool)
         if known is not None and _context_of(known) <= self._least_context < _context_of(replica):
             self._least_context = min(map(_context_of, self._replicas.values()))
@@ -158,6 +161,7 @@ class Router(Owner):
         self._forget(name)
         self._inflight.pop(name, None)
         self._shares.forget(name)
+        self.adapters.remove(name)
         self.trie.remove_replica(name)
         self._paid.remove_replica(name)
         self.scales.forget(name)
@@ -196,6 +200,7 @@ class Router(Owner):
         """Forget the learned state outside the index of a replica that has lost its cache."""
         self.sessions.lost(name, self.trie.now, self.trie.ttl_s)
         self.promises.lost(name, self.trie.now)
+        self.adapters.lose(name)
         if name in self._inflight:
             self._inflight[name].forget()
         if (load := self.ledger.loads.get(name)) is not None:
@@ -278,6 +283,8 @@ class Router(Owner):
         booking.decision = decision
         booking.unseen = quotes.unseen.get(best.replica, 0)
         booking.sent_blocks = quotes.sent.get(best.replica, 0)
+        if prompt.adapter:
+            booking.loads = self.adapters.open(best.replica, prompt.adapter)
         if lease.ahead is not None and best.matched_blocks:
             self._follow(booking, now)
         if booking.lead is None:
@@ -292,6 +299,8 @@ class Router(Owner):
         """Book another router's decision. Not recorded in the journal."""
         booking = Booking(self, prompt, lease, matched_blocks, prompt.block_weight(self.units_per_token(prompt.scale)))
         booking.unseen = unseen
+        if prompt.adapter:
+            booking.loads = self.adapters.open(lease.replica, prompt.adapter)
         self._credit(booking)
         for followed in self.followers:
             followed(booking)
@@ -303,7 +312,13 @@ class Router(Owner):
         """See Booking.first_token."""
         if self.journal:
             self.journal.first_token(booking, now)
+        self.computed(booking, now)
+
+    def computed(self, booking: Booking, now: float) -> None:
+        """A booking of this or another router has its first token."""
         booking.lease.first_token(now)
+        if booking.prompt.adapter:
+            self.adapters.use(booking.lease.replica, booking.prompt.adapter)
 
     def move(self, booking: Booking, replicas: Collection[str], now: float) -> None:
         """See Booking.move."""
@@ -337,6 +352,9 @@ class Router(Owner):
         booking.lead = booking.beside = None
         booking.matched_blocks = booking.sent_blocks = matched_blocks
         booking.lease.move(replica, prompt_tokens, uncached_tokens, now)
+        if adapter := booking.prompt.adapter:
+            self.adapters.end(left, adapter, used=False)
+            booking.loads = self.adapters.open(replica, adapter)
         if left not in self._replicas:
             self.ledger.remove(left)
 
@@ -365,6 +383,8 @@ class Router(Owner):
         if not lease.close(now):
             return False
         name, since = lease.replica, lease.since
+        if prompt.adapter:
+            self.adapters.end(name, prompt.adapter, used=outcome.ok and outcome.shown)
         doubted = bool(self._doubted) and name in self._doubted
         if doubted:
             outcome, lease.prefill_s = outcome.uncounted(), None
@@ -385,8 +405,7 @@ class Router(Owner):
         if outcome.cached_tokens is None and keys:
             self._paid.add(name, prompt, keys, now)
         evidence.answered(prompt.origin, now, reports=outcome.cached_tokens is not None if counted else None)
-        if not outcome.countable:
-            tokens = cached = None
+        tokens = tokens if outcome.countable else None
         if tokens is None or cached is None or not 0 <= cached <= tokens:
             cached = None
         restarted = self._learn_counts(booking, evidence, keys, tokens, cached, now)
@@ -430,6 +449,8 @@ class Router(Owner):
         if prompt.tokens is not None and self.residency is not None:
             quotes.know(self.residency, prompt.tokens)
         quotes.discount(self.rents)
+        if prompt.adapter:
+            quotes.load(self.adapters)
         if prompt.session_key:
             sessions = self.sessions
             if session := sessions.find(prompt.session_key):
@@ -653,10 +674,19 @@ class Router(Owner):
                     self._learn_sharing(booking, cached)
                 restarted = self._believe(booking, evidence, keys, tokens, cached, now)
         if lease.prefill_s is not None:  # with the engine's computed tokens, if it reports them; else with the estimate
-            lease.load.rate.learn(computed, lease.prefill_s)
-            if lease.queued:
-                lease.load.serial.learn(computed, lease.prefill_s, lease.load.rate.value)
+            self._learn_speed(booking, computed, lease.prefill_s)
         return restarted
+
+    def _learn_speed(self, booking: Booking, computed: int, seconds: float) -> None:
+        """Learn from the time to a first token. computed: tokens."""
+        lease, rate = booking.lease, booking.lease.load.rate
+        if booking.loads:
+            if rate.pool.known:
+                self.adapters.load.learn(booking.prompt.origin, seconds - computed / rate.value)
+            return
+        rate.learn(computed, seconds)
+        if lease.queued:
+            lease.load.serial.learn(computed, seconds, rate.value)
 
     def _learn_session(self, booking: Booking, cached: int | None) -> None:
         """Learn the share of the session that the replica had beyond the match. cached: tokens, as reported."""
@@ -740,6 +770,7 @@ class Router(Owner):
         self.sessions.check()
         self.promises.check()
         self.objects.check()
+        self.adapters.check()
         assert len(self.scales) <= MAX_SCALES
         assert self.trie.pending_bytes >= 0
         assert set(self.trie.held()) == set(self._replicas) == set(self._evidence) == set(self._allowances)

@@ -36,10 +36,12 @@ class Prompt:
     that a client cannot make up, for evidence about replicas. breakpoints: (blocks, seconds)
     each: the client wants the prompt cached up to there, for so long; 0 seconds: it may have wanted that in an earlier prompt
     (`learning/promises.py`). images: number of images, whose tokens are a guess. These four are set by the creator of the
-    prompt. tokens: its token ids, if they are known (`residency.py`).
+    prompt. tokens: its token ids, if they are known (`residency.py`). adapter: the name of the adapter that computes it, or ""
+    (`learning/adapters.py`).
     """
 
     __slots__ = (
+        "adapter",
         "block_units",
         "breakpoints",
         "client",
@@ -76,6 +78,7 @@ class Prompt:
         self.images = 0
         self.parent_key = 0
         self.tokens: PromptTokens | None = None
+        self.adapter = ""
 
     @property
     def family_key(self) -> int:
@@ -112,7 +115,7 @@ class Replica:
     accepts, None if unknown. one_conversation: its cache holds only the last request. pool: replicas of one pool are expected
     to be equally fast. shares_inflight: it shares a prefix that it is still computing; None: to be learned. slots: a prefix is
     found when its request has ended, by one request at a time. caches: number of private caches behind it, of which the router
-    can choose none.
+    can choose none. adapters: number of adapters that it keeps loaded, None if unknown.
     """
 
     name: str
@@ -123,6 +126,7 @@ class Replica:
     shares_inflight: bool | None = True
     slots: bool = False
     caches: int = 1
+    adapters: int | None = None
 
 
 class Cost(NamedTuple):
@@ -137,6 +141,12 @@ class Cost(NamedTuple):
     rent_s: float = 0.0  # discount on a copy: earlier waiting for lack of one (not above 0)
     session_s: float = 0.0  # discount for the session's expected tokens beyond the match (not above 0)
     start_s: float = 0.0  # new work on a replica that has just come up
+    adapter_s: float = 0.0  # the load of its adapter
+
+    @property
+    def first_token_s(self) -> float:
+        """The expected time to its own first token."""
+        return self.queue_s + self.prefill_s + self.decode_s + self.start_s + self.adapter_s
 
     @property
     def total_s(self) -> float:

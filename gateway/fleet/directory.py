@@ -39,6 +39,7 @@ from gateway.errors import (
 from gateway.fleet.breaker import CLOSED, Breaker
 from gateway.fleet.candidates import any_well, eligible, spared
 from gateway.fleet.catalog import Catalog, warn_of_misfits, warn_of_rivals
+from gateway.fleet.engine_client import adapter_of
 from gateway.fleet.engines import Facts
 from gateway.fleet.membership import CONFIGURATION, SHOWN_S, DepartedNames, Member, Members, configured, merge, reconcile
 from gateway.fleet.places import ASK_S, LOOK_S
@@ -66,8 +67,8 @@ class Target:
     """The replicas for a model. label: the model's bounded name for metrics. replicas: the live ones, or else the doubtful
     ones. down: the replicas that serve the model but are not live, with the reasons. draining: some of these are up, but drain.
     pool: its name. fallback: target of requests that the pool cannot serve. named: the pool was named by another pool's
-    fallback, and not found by the model. translate, delta: as in `Pool`. prefillers: live replicas that compute prompts for
-    others, and are not in `replicas`.
+    fallback, and not found by the model. translate, delta: as in `Pool`. adapter: its name, or "" for a model without one.
+    prefillers: live replicas that compute prompts for others, and are not in `replicas`.
     """
 
     model: str
@@ -83,6 +84,7 @@ class Target:
     named: bool = False
     translate: tuple[str, ...] | None = None
     delta: bool = False
+    adapter: str = ""
     prefillers: Mapping[str, ReplicaState] = field(default_factory=dict)
 
     async def wait(self, tenant: str, priority: str | None, most: int | None, place: Place, *, pulsed: bool) -> Permit:
@@ -670,6 +672,7 @@ def _target_of(pool: Pool, model: str, label: str) -> Target:
         fallback=pool.fallback,
         translate=pool.translate,
         delta=pool.delta,
+        adapter=next(filter(None, (adapter_of(state.models, model) for state in pool.replicas)), ""),
         prefillers={state.name: state for state in members if state.live and not state.answers},
     )
 

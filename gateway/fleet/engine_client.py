@@ -20,7 +20,8 @@ from gateway.upstream.loop_guard import LOOP_DETECTED
 
 
 class ModelEntry(NamedTuple):
-    """One entry of a replica's model list. root: its source, "" if it does not say that (vLLM: a path).
+    """One entry of a replica's model list. root: its source, "" if it does not say that (vLLM: a path). parent: the model of
+    which it is an adapter, "" if it is none.
 
     shown: JSON for clients. whole: False if the entry is too large or too deep, and `shown` has only the fields that OpenAI
     defines. owner: `owned_by`, "" without one. context_tokens: `max_model_len`, None without one.
@@ -31,6 +32,7 @@ class ModelEntry(NamedTuple):
     owner: str
     context_tokens: int | None
     root: str = ""
+    parent: str = ""
 
 
 Models = Mapping[str, ModelEntry]
@@ -100,8 +102,22 @@ def _entry(name: str, entry: Mapping[str, Any]) -> ModelEntry:
     if shown is None or not whole:
         created = created if type(created) is int else 0
         shown = orjson.dumps({"id": name, "object": "model", "created": created, "owned_by": owner})
-    root = entry.get("root")
-    return ModelEntry(shown, whole, owner, context_tokens, root[:_MAX_ROOT_CHARS] if isinstance(root, str) else "")
+    root, parent = entry.get("root"), entry.get("parent")
+    root = root[:_MAX_ROOT_CHARS] if isinstance(root, str) else ""
+    parent = parent if isinstance(parent, str) and len(parent) <= MAX_MODEL_CHARS else ""
+    return ModelEntry(shown, whole, owner, context_tokens, root, parent)
+
+
+def adapter_of(models: Models, name: str) -> str:
+    """The adapter that a request for the model `name` uses; "": none. The model list names its parent, which is listed, too;
+    or the name is MODEL:ADAPTER (SGLang).
+    """
+    base, _, last = name.partition(":")
+    adapter = name if name in models else last
+    entry = models.get(adapter)
+    if entry is None or not entry.parent or entry.parent == adapter or entry.parent not in models:
+        return ""
+    return adapter if adapter == name or entry.parent == base else ""
 
 
 def _dumped(entry: Mapping[str, Any]) -> bytes | None:

@@ -13,7 +13,6 @@ It is parsed in slices of whole lines (`slices`, `PageReader`), between which th
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ _MAX_LABEL_BYTES = 256 << 10  # of all samples together
 _MAX_KV_TOKENS = 10_000_000_000
 MAX_VERSION_CHARS = 200
 _MAX_SEQUENCES = 1_000_000
+_MAX_ADAPTERS = 1024  # in a batch
 _MAX_START = 1e11  # seconds since 1970; a larger value is in milliseconds, and ignored
 
 _START = "process_start_time_seconds"
@@ -58,6 +58,7 @@ class EngineProfile:
     # answer to one of `inquiries`, which are tried in turn.
     page_kv: Callable[[Page, str], int | None] = lambda _page, _rank: None
     kv_metrics: tuple[str, ...] = ()  # that page_kv reads
+    adapters: str = ""  # metric with the label `max_lora`, the adapters of one batch; one series for each set of running ones
     deferred: str = ""  # gauge of waiting requests by `reason`; the deferred ones, for a KV transfer, are no work before others
     progress: tuple[str, ...] = ()  # metrics of which one changes while it computes, and none while it hangs
     answer_kv: Callable[[Any], int | None] = lambda _answer: None
@@ -98,7 +99,7 @@ class Facts:
     data-parallel ranks on its page, which have a cache each. ranks: the facts of each of several ranks; empty if they are not
     numbered from 0. asleep: it has given its memory back, and cannot answer. restorable: it has kept its weights in the host's
     memory meanwhile. tells_sleep: it has answered at `sleeps`. version: of its weights; "": unknown. priority: as in its
-    profile; 0: requests get none.
+    profile; 0: requests get none. adapters: number that it keeps loaded; None: unknown.
     """
 
     engine: EngineProfile = field(default_factory=lambda: UNKNOWN)
@@ -115,6 +116,7 @@ class Facts:
     tells_sleep: bool = False
     version: str = ""
     priority: int = 0
+    adapters: int | None = None
 
     @property
     def capacity_tokens(self) -> int | None:
@@ -173,6 +175,7 @@ def _read(engine: EngineProfile, page: Page) -> Facts:
         waiting=_waiting(page, engine),
         caching=_caching(page),
         progress=_progress(page, engine.progress),
+        adapters=_adapters(page, engine.adapters),
         asleep=_sleep_state(page, engine.sleeping, "awake") == 0,
         restorable=(_sleep_state(page, engine.sleeping, "weights_offloaded") or 0) > 0,
     )
@@ -212,12 +215,17 @@ class PageReader:
 
     def feed(self, lines: bytes) -> None:
         """Parse the next slice, which has whole lines. O(bytes)."""
-        for match in itertools.islice(_SAMPLE.finditer(lines), self._samples_left):
+        for match in _SAMPLE.finditer(lines):
+            name = _CANONICAL[match["name"].replace(b":", b"_")]
+            if not self._samples_left:
+                break
+            if name in _ONCE and name in self._samples:
+                continue
             self._samples_left -= 1
             labels = (match["labels"] or b"")[: self._label_bytes_left].decode("utf-8", "replace")
             self._label_bytes_left -= len(labels)
             sample = Sample(dict(_LABEL.findall(labels)), match["value"].decode("utf-8", "replace"))
-            self._samples.setdefault(_CANONICAL[match["name"].replace(b":", b"_")], []).append(sample)
+            self._samples.setdefault(name, []).append(sample)
 
 
 def slices(text: bytes) -> Iterator[bytes]:
@@ -286,6 +294,11 @@ def _progress(page: Page, names: Sequence[str]) -> tuple[float, ...]:
     if not any(name in page for name in names):
         return ()
     return tuple(sum(_number(sample.value) or 0.0 for sample in page.get(name, ())) for name in names)
+
+
+def _adapters(page: Page, name: str) -> int | None:
+    numbers = [_number(sample.labels.get("max_lora")) for sample in (page.get(name, ()) if name else ())]
+    return next((int(number) for number in numbers if number is not None and 1 <= number <= _MAX_ADAPTERS), None)
 
 
 def _sleep_state(page: Page, name: str, state: str) -> float | None:
@@ -358,6 +371,7 @@ VLLM = EngineProfile(
     owner="vllm",
     running="vllm:num_requests_running",
     waiting="vllm:num_requests_waiting",
+    adapters="vllm:lora_requests_info",
     deferred="vllm:num_requests_waiting_by_reason",
     rank="engine",
     silent="Start vLLM with --enable-prompt-tokens-details.",
@@ -491,9 +505,20 @@ _BY_NAME: Mapping[str, EngineProfile] = {engine.name: engine for engine in ENGIN
 _NAMES = frozenset(
     name
     for each in ENGINES
-    for name in (_START, each.running, each.waiting, each.deferred, each.sleeping, *each.kv_metrics, *each.progress)
+    for name in (
+        _START,
+        each.running,
+        each.waiting,
+        each.adapters,
+        each.deferred,
+        each.sleeping,
+        *each.kv_metrics,
+        *each.progress,
+    )
     if name
 )
+# The first sample of these counts: the others have the same label of interest, and there may be thousands.
+_ONCE = frozenset(each.adapters for each in ENGINES)
 # Some builds of SGLang write sglang_ for sglang:, as all exporters do that cannot have colons.
 _CANONICAL: Mapping[bytes, str] = {name.replace(":", "_").encode(): name for name in sorted(_NAMES)}
 

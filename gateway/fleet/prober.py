@@ -157,7 +157,7 @@ class Prober:
         capacity, engine = state.capacity_tokens, state.engine
         kind = state.member.pool if state.answers else f"{state.member.pool} {PREFILL}"  # transfers are not as fast as prefills
         known = state.name, capacity, state.context_tokens, engine.one_conversation, kind
-        self._router.add(Replica(*known, engine.shares_inflight, engine.slots, state.member.caches))
+        self._router.add(Replica(*known, engine.shares_inflight, engine.slots, state.member.caches, state.facts.adapters))
         self._metrics.replica_capacity.set((state.name,), capacity)
 
     # -- observations of requests
@@ -448,7 +448,7 @@ class Prober:
         if before.version and facts.version not in ("", before.version):
             self._lose_cache(state, WEIGHTS, version=facts.version)
         self._show_load(state.name, facts.running, facts.waiting)
-        other = state.engine is not engine
+        other = state.engine is not engine or facts.adapters not in (None, before.adapters)
         if facts.capacity_tokens is not None and facts.capacity_tokens != state.engine_capacity_tokens:
             state.engine_capacity_tokens = facts.capacity_tokens
             if state.member.capacity_tokens is None:

@@ -138,4 +138,5 @@ def of_rank(facts: Facts, member: Member) -> Facts:
         own = replace(facts, kv_tokens=None, running=None, waiting=None, progress=())
     if own.kv_tokens is None and facts.kv_tokens is not None:
         own = replace(own, kv_tokens=max(1, facts.kv_tokens // facts.caches))
-    return replace(own, asleep=own.asleep or facts.asleep, version=facts.version, priority=facts.priority)
+    asleep = own.asleep or facts.asleep
+    return replace(own, asleep=asleep, version=facts.version, priority=facts.priority, adapters=facts.adapters)

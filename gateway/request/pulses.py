@@ -215,8 +215,7 @@ def words_of(exchange: Exchange, now: float, *, open_: bool) -> str:
     tokens = f"{lease.uncached_tokens:,} tokens" if open_ else f"a prompt of {lease.prompt_tokens:,} tokens"
     left_s = None
     if lease.load.rate.pool.known and chosen.replica == lease.replica:
-        cost = chosen.cost
-        left_s = lease.since + cost.queue_s + cost.prefill_s + cost.decode_s + cost.start_s - now
+        left_s = lease.since + chosen.cost.first_token_s - now
     return f"computing {tokens}{_about(left_s)}"
 
 

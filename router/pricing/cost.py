@@ -5,7 +5,7 @@
     cost(r) = queue_r + work_r
             + returns_r * (queue_r * work_r + work_r^2 / 2)
             + (w * duplicate_r + evicted_r) / rate_r
-            + decode_r + start_r
+            + decode_r + start_r + adapter_r
 
 booked_r: uncached prompt tokens of requests on r before their first token, by this router's own count, less the estimated
 progress of the running prefill, and the ones of others by its engine's reports (`learning/foreign.py`): the queue in
@@ -26,6 +26,8 @@ decode_r: running sequences take turns with this request's prefill; each is pric
 start_r: a replica that has just come up computes slowly at first, and an idle one would get all new work at once. For START_S
 its new work is priced as at a part of its rate, FIRST_SHARE at first (`starting`). Not on a holder of the longest match, or of
 the session: another replica would have to compute all of it.
+
+adapter_r: the time to load the adapter that the request names, where it is not loaded (`learning/adapters.py`).
 
 `discounted` subtracts the rent paid for a missing copy (`replication.py`). Tokens that a replica probably holds of the prompt's
 session beyond its match are subtracted from its uncached tokens, and shown as session_s (`quotes.py`).
@@ -69,6 +71,7 @@ def cost(
         DUPLICATE_WEIGHT * duplicate / prefill_rate,
         evicted / prefill_rate,
         decoding * DECODE_TOKENS / prefill_rate,
+        0.0,
         0.0,
         0.0,
         0.0,

@@ -16,6 +16,7 @@ from typing import Final
 
 from router.index.blocks import shared_blocks
 from router.index.trie import RadixTrie
+from router.learning.adapters import Adapters
 from router.learning.sessions import COINCIDENCE_BLOCKS, Session, Sessions
 from router.learning.shares import CacheShares
 from router.load import BookingLedger, ReplicaLoad
@@ -39,6 +40,7 @@ class Quotes:
     """
 
     __slots__ = (
+        "_adapters",
         "_blocks",
         "_expected",
         "_gap_s",
@@ -84,6 +86,7 @@ class Quotes:
         self._lifetime_s = trie.lifetime.value if trie.lifetime else 0.0  # 0: nothing was ever evicted
         self._gap_s = ledger.turn_gap.value
         self._rent = 0.0
+        self._adapters: Adapters | None = None
         self._starting = ledger.starting
         self.unseen: dict[str, int] = {}
         self._expected: dict[str, int] = {}  # expected tokens among the unseen ones
@@ -140,6 +143,10 @@ class Quotes:
         """Apply the discount for copies of the prompt's longest match."""
         self._rent = rents.paid(self.shared_prefix) if self.longest else 0.0
 
+    def load(self, adapters: Adapters) -> None:
+        """Add the time to load the prompt's adapter, where it is not loaded."""
+        self._adapters = adapters
+
     def rent_of(self, best: Candidate) -> float:
         """The rent in seconds of waiting at a holder of the longest match: its queue without the work that computes the match.
 
@@ -192,6 +199,8 @@ class Quotes:
             full = full._replace(others_s=full.others_s + after * full.prefill_s)
         if self._starting and name in self._starting and not (blocks and blocks == self.longest) and name not in self._expected:
             full = full._replace(start_s=starting(full.prefill_s, now - self._starting[name]))
+        if self._adapters is not None and (load_s := self._adapters.load_s(name, self.prompt.adapter)):
+            full = full._replace(adapter_s=load_s)
         return discounted(full, self._rent) if self._rent and blocks < self.longest else full
 
     def _session_price(self, name: str, load: ReplicaLoad, blocks: int, uncached: int) -> Cost:

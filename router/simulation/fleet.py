@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from router.booking import Booking
 from router.index.trie import RadixTrie
+from router.learning.adapters import SLOTS, LoadedAdapters
 from router.learning.rates import HALF_LIFE_TOKENS
 from router.router import Router
 from router.simulation.workloads import SimulatedRequest, WorkloadSource
@@ -47,6 +48,7 @@ class FleetSpec:
     prefillers: int = 0  # of the replicas, how many only compute prompts for the others (`split.py`)
     transfer_rate: float = 100_000.0  # tokens per second, from a prefiller
     reports_s: float = 0.0  # between two reports of the engines' load; 0: they report none
+    load_s: float = 0.0  # of an adapter, before the prefill; each replica keeps `SLOTS` loaded
     latency_s: float = 0.0  # of every first token, in addition to the replica's work: network, gateway, an engine's fixed costs
 
     @property
@@ -153,10 +155,21 @@ class _Replica:
         self.running = 0
         self.prefilling = False
         self.busy_s = 0.0
+        self.adapters = LoadedAdapters(SLOTS)
+        self.load_s = spec.load_s
 
     @property
     def may_prefill(self) -> bool:
         return bool(self.queue) and not self.prefilling and self.running < self.batch_limit
+
+    def load(self, request: SimulatedRequest) -> float:
+        """Load the adapter of a request that begins. Returns the seconds that it takes."""
+        adapter = request.prompt.adapter
+        if not adapter:
+            return 0.0
+        load_s = 0.0 if self.adapters.holds(adapter) else self.load_s
+        self.adapters.use(adapter)
+        return load_s
 
 
 def _running(replica: _Replica) -> int:
@@ -271,7 +284,7 @@ class Simulation:
             served.cached_tokens = replica.cache.take(served.request, now)
         replica.prefilling = True
         replica.running += 1
-        seconds = self._seconds(served, replica.prefill_rate)
+        seconds = replica.load(served.request) + self._seconds(served, replica.prefill_rate)
         replica.busy_s += seconds
         self._at(now + seconds, self._prefilled, served)
 

@@ -22,13 +22,22 @@ from tests.support.strategies import keys_of, letters, replicas
 NAMES = ["r1", "r2", "r3"]
 nonsense = st.sampled_from([-(10**9), 10**12])
 counts = st.none() | st.integers(0, 12) | nonsense
+
+
+def prompt_of(text: bytes, more: int, scale: str, session: str, client: int, adapter: str) -> Prompt:
+    prompt = Prompt(keys_of(text), len(text) + more, 1, scale, session, client, len(session))
+    prompt.adapter = adapter
+    return prompt
+
+
 prompts = st.builds(
-    lambda text, more, scale, session, client: Prompt(keys_of(text), len(text) + more, 1, scale, session, client, len(session)),
+    prompt_of,
     letters,
     st.integers(0, 3) | st.just(20_000),  # units beyond the last full block, few or many
     st.sampled_from(["", "m", "n"]),
     st.sampled_from(["", "", "alice", "bob"]),
     st.integers(1, 3),
+    st.sampled_from(["", "", "a", "b", "c"]),
 )
 
 
@@ -188,6 +197,7 @@ class RouterMachine(CountedMachine):
         if not self.open:
             assert self.router.trie.pending_bytes == 0
         assert self.router.ledger.open_leases == len(self.open)
+        assert self.router.adapters.open_requests <= sum(bool(booking.prompt.adapter) for booking in self.open)
         expected = {booking.lease.replica for booking in self.open} | self.router.replicas.keys()
         assert self.router.ledger.loads.keys() <= expected, "the load of a replica that left long ago"
         assert all(0.01 <= self.router.units_per_token(scale) <= 1000 for scale in "mn")

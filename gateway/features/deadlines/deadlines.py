@@ -115,8 +115,7 @@ class Deadlines:
         deadline.leave_queue()
         lease = exchange.booking.lease
         if deadline.timer is not None and exchange.record.subject.metered and lease.load.rate.pool.known:
-            cost = exchange.booking.chosen.cost
-            self._require_time(deadline, cost.queue_s + cost.prefill_s + cost.decode_s + cost.start_s, "its first token")
+            self._require_time(deadline, exchange.booking.chosen.cost.first_token_s, "its first token")
 
     def settled(self, record: SettledRequest) -> None:
         """The request is over."""

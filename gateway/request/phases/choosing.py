@@ -55,9 +55,9 @@ class ChoosePhase:
             exchange.salt = tenant_salt(caller.tenant, api.salt)
         begun = self._clock()
         target, record = exchange.target, exchange.record
-        prompt = prompt_of(self._live, api, caller, target.label, exchange.request.lease.account.client)
+        prompt = prompt_of(self._live, api, caller, target.label, exchange.request.lease.account.client, target.adapter)
         if not (api.metered or computes(record.subject.endpoint, exchange.request.method)):
-            prompt.units = 0
+            prompt.units, prompt.adapter = 0, ""
         live = self._candidates(exchange, prompt, begun)
         extensions = self._extensions
         explainers = [each for each in extensions.explainers if each.wants(exchange, begun)] if extensions.explainers else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,15 @@ def info(engine: str = "0", **labels: object) -> bytes:
 
 def test_vllm() -> None:
     assert facts(VLLM_PAGE, "vllm") == Facts(VLLM, 11648, 1795245881.85, 1, 4, True)
+
+
+def test_vllm_keeps_a_series_for_each_set_of_adapters_that_has_run() -> None:
+    series = b"".join(
+        b'vllm:lora_requests_info{max_lora="4",running_lora_adapters="%d"} 1.7e+09\n' % each for each in range(5000)
+    )
+    assert facts(series + VLLM_PAGE, "vllm") == replace(facts(VLLM_PAGE, "vllm"), adapters=4)
+    absurd = (b'vllm:lora_requests_info{max_lora="%s"} 1\n' % each for each in (b"0", b"-1", b"nan", b"1e9", b"x", b""))
+    assert all(facts(line + VLLM_PAGE, "vllm").adapters is None for line in absurd)
 
 
 def test_vllm_before_it_reported_its_size_in_tokens() -> None:

@@ -12,6 +12,7 @@ const PARTS = [
   ["evicted_s", "evicted", "what must go to make room"],
   ["decode_s", "decode", "beside running answers"],
   ["start_s", "start", "new work where it has just come up"],
+  ["adapter_s", "adapter", "the load of its adapter"],
 ];
 const DISCOUNTS = [["rent_s", "rent"], ["session_s", "session"]];
 
