@@ -253,6 +253,11 @@ class Router(Owner):
         inflight = self._inflight.get(name)
         return inflight.shares if inflight is not None else True if name in self._replicas else None
 
+    def has_slots(self, name: str) -> bool:
+        """True if a replica finds a prefix only when its request has ended: its engine's kind says it, or it is learned."""
+        inflight = self._inflight.get(name)
+        return inflight is not None and inflight.slots
+
     def holder(self, prompt: Prompt, replicas: Collection[str], now: float) -> str:
         """The one of these replicas that is believed to hold most of the prompt; "" without one, or if several hold as much.
 

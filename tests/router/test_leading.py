@@ -251,9 +251,11 @@ def test_an_engine_that_stores_a_prompt_at_its_end_is_found_out(found: bool) -> 
             each.close(Outcome(ok=False), now + 1)
         return waits
 
+    assert router.has_slots("r1") is not found
     assert waits_for_an_end(400.0, 0) is not found
     assert router.trie.held()["r1"], "it was no restart"
     router.restarted("r1")
+    assert not router.has_slots("r1")
     assert not waits_for_an_end(500.0, 10)
 
 

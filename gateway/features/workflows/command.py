@@ -20,7 +20,7 @@ from gateway.features.workflows.language.faults import DocumentError, DocumentFa
 from gateway.features.workflows.language.plan import RunAllowance, WorkflowPlan, plan_of
 from gateway.features.workflows.language.reading import plain_scalar
 from gateway.features.workflows.language.workflow import Workflow
-from gateway.features.workflows.running.command import add_run
+from gateway.features.workflows.running.command import add_run, bounds_text, counted
 from gateway.features.workflows.section import WORKFLOWS
 from gateway.features.workflows.stored.command import add_actions
 
@@ -119,8 +119,8 @@ def _report(checked: _CheckedFile) -> Iterator[str]:
     plan, workflow = checked.plan, checked.workflow
     if plan is None or workflow is None:
         return
-    bounds = f"at most {plan.calls:,} calls, {plan.widest:,} at once, {plan.output_tokens:,} output tokens"
-    yield f"{checked.path}: good: {workflow.name}, {len(workflow.graph.steps)} steps, {bounds}"
+    bounds = bounds_text(plan.calls, plan.widest, plan.output_tokens)
+    yield f"{checked.path}: good: {workflow.name}, {counted(len(workflow.graph.steps), 'step')}, {bounds}"
     for prefix in plan.prefixes:
         pieces = " + ".join(each if len(each) <= _PIECE_CHARS else f"{each[:_PIECE_CHARS]}..." for each in prefix.pieces)
         yield f"  shared by {prefix.calls} calls ({', '.join(prefix.steps)}; {prefix.model}): {pieces}"

@@ -30,6 +30,7 @@ _KNOWN: Final[Mapping[str, frozenset[str]]] = {
 """Members with an effect, or whose absence changes nothing, by dialect."""
 _MAX_IGNORED: Final = 20  # names in the header
 _MAX_NAME: Final = 64  # characters of each
+_EARLIER: Final = ("previous_response_id", "conversation")  # members of Responses that name earlier turns
 _INLINE_BYTES: Final = 1 << 16  # largest body that is translated in the event loop
 
 
@@ -65,9 +66,12 @@ class _TranslatedBody(NamedTuple):
 
 def _as_chat(dialect: str, translation: Translation, raw: bytes) -> _TranslatedBody:
     """Raises GatewayError 400."""
+    members = json_object(raw)
+    for key in _EARLIER:
+        if members.get(key) is not None:
+            raise unfit(key, f"Answers of a workflow are not kept: leave {key!r} out, and send all turns in 'input'.")
     request = translation.request(raw)
     body: dict[str, Any] = orjson.loads(request.body)
-    members = json_object(raw)
     given = members.get("workflow_inputs")  # no member of these APIs
     return _TranslatedBody(
         request.echo, body if given is None else body | {"workflow_inputs": given}, _ignored(dialect, members)

@@ -22,7 +22,7 @@ def engine_traits(workflow: Workflow, core: Core) -> EngineTraits:
         except GatewayError:  # the step will fail
             continue
         engines = [state.engine for state in target.replicas.values()]
-        slots = any(engine.slots for engine in engines)
+        slots = any(map(core.router.has_slots, target.replicas))
         if config.gate is True:
             gated[name] = GatedEngine(slots=slots, most_s=config.max_s)
         elif config.gate == AUTO and not all(core.router.shares_inflight(replica) for replica in target.replicas):

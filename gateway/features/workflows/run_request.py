@@ -22,6 +22,7 @@ from gateway.features.workflows.directory import OPERATOR, NamedWorkflow, Workfl
 from gateway.features.workflows.language.document import ConnectorCall, ModelCall
 from gateway.features.workflows.language.faults import OVER_LIMITS, DocumentFaults
 from gateway.features.workflows.language.inputs import read_inputs
+from gateway.features.workflows.language.keys import LIMITS
 from gateway.features.workflows.language.plan import RunAllowance, WorkflowPlan, plan_of
 from gateway.features.workflows.language.values import EvaluationError, bytes_of
 from gateway.features.workflows.language.workflow import RunLimits, Workflow
@@ -37,7 +38,6 @@ from gateway.request.exchange import Exchange
 MAX_METADATA: Final = 16 << 10  # bytes
 _MAX_VALUES: Final = 1 << 21  # about: texts and brackets of a body
 _KEYS: Final = ("workflow", "program", "inputs", "stream", "background", "limits", "metadata")
-_LIMITS: Final = ("calls", "output_tokens", "seconds", "cost_usd")
 _read_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -96,7 +96,7 @@ class RunRequests:
                 workflow = await self._compiler.document(body.workflow)
         limits = _lower(workflow.limits, body.limits)
         plan = self._plan(workflow)
-        _require_limits(plan, limits, self._config.max_s)
+        _require_limits(plan, limits)
         planned = PlannedRun(workflow, plan, limits, named)
         if not planned.defined:
             self._require_models(workflow, caller)
@@ -217,21 +217,21 @@ def _limits(value: Any) -> RunLimits:
     """The member `limits`. Raises GatewayError 400."""
     if value is None:
         return RunLimits()
-    if not isinstance(value, dict) or not value.keys() <= set(_LIMITS):
-        raise bad_request(f"'limits' is an object with {', '.join(_LIMITS)}.", "limits")
+    if not isinstance(value, dict) or not value.keys() <= LIMITS.keys():
+        raise bad_request(f"'limits' is an object with {', '.join(LIMITS)}.", "limits")
     for key, each in value.items():
-        whole = key in ("calls", "output_tokens")
+        whole = LIMITS[key].whole
         if isinstance(each, bool) or not isinstance(each, int if whole else (int, float)) or not 0 <= each <= 1e9:
             raise bad_request(f"'limits.{key}' must be a {'whole ' * whole}number from 0.", f"limits.{key}")
-    return RunLimits(*(value.get(key) for key in _LIMITS))
+    return RunLimits(*(value.get(key) for key in LIMITS))
 
 
 def _lower(one: RunLimits, other: RunLimits) -> RunLimits:
-    pairs = ((getattr(one, key), getattr(other, key)) for key in _LIMITS)
+    pairs = ((getattr(one, key), getattr(other, key)) for key in LIMITS)
     return RunLimits(*(min((each for each in pair if each is not None), default=None) for pair in pairs))
 
 
-def _require_limits(plan: WorkflowPlan, limits: RunLimits, max_s: float) -> None:
+def _require_limits(plan: WorkflowPlan, limits: RunLimits) -> None:
     """The limits of the request, too. Raises DocumentError."""
     faults = DocumentFaults()
     for key, found, most in (("calls", plan.calls, limits.calls), ("output_tokens", plan.output_tokens, limits.output_tokens)):

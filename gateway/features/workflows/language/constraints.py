@@ -13,7 +13,7 @@ from typing import Any, Final
 from gateway.features.workflows.language.faults import DocumentFaults, shown
 from gateway.features.workflows.language.functions import is_number, parse_work
 from gateway.features.workflows.language.reading import member
-from gateway.features.workflows.language.values import EvaluationError, parsed_json, type_name
+from gateway.features.workflows.language.values import EvaluationError, parsed_json, same, type_name
 
 SHORT_FORMS: Final[Mapping[str, Mapping[str, Any]]] = {
     "list": {"type": "array", "items": {"type": "string"}},
@@ -149,9 +149,9 @@ class _SchemaCheck:
         allowed = types if isinstance(types, list) else [types]
         if allowed and not any(_TYPES[each](value) for each in allowed):
             return f"{at}{' or '.join(allowed)} is expected, got {type_name(value)}"
-        if "enum" in schema and value not in schema["enum"]:
+        if "enum" in schema and not any(same(value, each) for each in schema["enum"]):
             return f"{at}it is none of the values of its enum"
-        if "const" in schema and value != schema["const"]:
+        if "const" in schema and not same(value, schema["const"]):
             return f"{at}it is not the value of its const"
         if "anyOf" in schema and all(self.mismatch(value, each, path) for each in schema["anyOf"]):
             return f"{at}it fits none of anyOf"

@@ -19,6 +19,7 @@ from gateway.features.workflows.language.values import (
     ValueTooLargeError,
     json_of,
     parsed_json,
+    same,
     text_of,
     type_name,
 )
@@ -69,14 +70,16 @@ def has(container: object, item: object) -> bool:
         piece = _text(item, "a search in a text")
         return piece in _padded(container, piece)
     if isinstance(container, list):
-        return item in container
+        return any(same(item, each) for each in container)
     if isinstance(container, dict):
         return _text(item, "a search in an object") in container
     raise EvaluationError(f"a search needs a text, a list or an object, got {type_name(container)}")
 
 
 def search_work(container: object, item: object = "\n") -> int:
-    """Units of a search in a text. O(1)."""
+    """Units of a search in a text or a list. O(1)."""
+    if isinstance(container, list):
+        return ITEM_WORK * len(container)
     if not (isinstance(container, str) and isinstance(item, str)):
         return 0
     pad = 0 if _is_small(container, item) else _PAD + _PIECE_FACTOR * len(item)

@@ -12,7 +12,14 @@ from typing import Any, Final, NamedTuple
 
 from gateway.features.workflows.language.functions import FUNCTIONS, has, is_number, search_work
 from gateway.features.workflows.language.results import StepResult
-from gateway.features.workflows.language.values import EvaluationError, ValueTooLargeError, bytes_of, require_bytes, type_name
+from gateway.features.workflows.language.values import (
+    EvaluationError,
+    ValueTooLargeError,
+    bytes_of,
+    require_bytes,
+    same,
+    type_name,
+)
 
 MAX_WORK: Final = 1 << 25  # units of about a nanosecond
 _OPERATION_WORK: Final = 500
@@ -180,10 +187,6 @@ def _compare_value(node: ast.Compare, run: Evaluation) -> bool:
     return True
 
 
-def _same(left: Any, right: Any) -> bool:
-    return isinstance(left, bool) == isinstance(right, bool) and bool(left == right)
-
-
 def _ordered(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
     def compared(left: Any, right: Any) -> bool:
         if (is_number(left) and is_number(right)) or (isinstance(left, str) and isinstance(right, str)):
@@ -194,8 +197,8 @@ def _ordered(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
 
 
 _COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
-    ast.Eq: _same,
-    ast.NotEq: lambda a, b: not _same(a, b),
+    ast.Eq: same,
+    ast.NotEq: lambda a, b: not same(a, b),
     ast.Lt: _ordered(lambda a, b: a < b),
     ast.LtE: _ordered(lambda a, b: a <= b),
     ast.Gt: _ordered(lambda a, b: a > b),

@@ -98,7 +98,7 @@ def check_plain(value: Any) -> None:
     """Bounds on a document: an object of JSON values, not too many. Raises DocumentError."""
     if not isinstance(value, dict):
         raise refused("", "a document is an object with the keys workflow, name, inputs, steps")
-    count, level = 0, 0
+    count, level, finite = 0, 0, True
     waiting: list[Any] = [value]
     while waiting:
         level += 1
@@ -108,13 +108,37 @@ def check_plain(value: Any) -> None:
         count += len(waiting)
         if count > MAX_VALUES:
             raise refused("", f"a document has at most {MAX_VALUES:,} values", TOO_LARGE)
-        if any(isinstance(each, float) and not math.isfinite(each) for each in waiting):
-            raise refused("", "a number is too large")
+        finite = finite and all(math.isfinite(each) for each in waiting if isinstance(each, float))
         waiting = [each for each in waiting if isinstance(each, dict | list)]
     try:
         bytes_of(value)
     except EvaluationError as error:
-        raise refused("", str(error)) from None
+        raise _unfit(value, str(error)) from None
+    if not finite:
+        raise _unfit(value, "a number is too large")
+
+
+def _unfit(value: Any, text: str) -> DocumentError:
+    """The error of the first key or plain value that is no JSON; text: the error of all together."""
+    for path, each in _leaves(value, ""):
+        try:
+            bytes_of(each)
+        except EvaluationError as error:
+            return refused(path, str(error))
+    return refused("", text)
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Keys and plain values with their paths. A key has the path of its object."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield path, key
+            yield from _leaves(each, member(path, key))
+    elif isinstance(value, list):
+        for at, each in enumerate(value):
+            yield from _leaves(each, f"{path}[{at}]")
+    else:
+        yield path, value
 
 
 def read_yaml(text: str) -> SourceValue:

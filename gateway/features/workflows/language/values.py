@@ -62,6 +62,11 @@ def _dumped(value: object) -> bytes:
         raise EvaluationError(f"it is no JSON: {error}") from None
 
 
+def same(left: object, right: object) -> bool:
+    """True if two values are equal. A boolean is not a number: `True == 1` is false."""
+    return isinstance(left, bool) == isinstance(right, bool) and bool(left == right)
+
+
 def text_of(value: object) -> str:
     """The value within a longer text: texts as they are, all others as JSON."""
     return value if isinstance(value, str) else json_of(value)

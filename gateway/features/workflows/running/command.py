@@ -28,7 +28,8 @@ class InputError(ValueError):
 
 def add_run(actions: Any) -> None:
     """Add `run` to the actions of the command."""
-    text = "Run a workflow at a gateway and show its events as they come. Ctrl-C cancels it. Exit status: 0 if it is completed."
+    text = "Run a workflow at a gateway and show its events as they come. Ctrl-C cancels it. Exit status: 0 if it is completed;"
+    text += " else 1, also if it has no output because its steps have failed."
     run = actions.add_parser("run", help="run a workflow at a gateway", description=text)
     run.add_argument("workflow", metavar="FILE|NAME", help="a document (.yaml, .json), a program (.py), or a name of `list`")
     given = "an input; @FILE: the JSON, or else the text, of a file. A text for messages is a message of the user"
@@ -105,14 +106,19 @@ def events_of(lines: Iterable[bytes]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _show(events: Iterable[tuple[str, dict[str, Any]]], *, as_json: bool) -> int:
     """Prints the events. Returns the exit status."""
-    view, last = RunView(time.monotonic), ""
+    view, last, skipped = RunView(time.monotonic), "", False
+    outputs: Any = None
     for kind, data in events:
-        last = kind
+        last, outputs = kind, data.get("outputs")
+        skipped |= kind == "step.skipped" and "error" in data
         if as_json:
             print(json.dumps({"event": kind, **data}), flush=True)
         else:
             for line in view.lines(kind, data):
                 print(shown(line), flush=True)
+    if last == "run.completed" and skipped and not outputs:
+        print("warmroute: the run has no output: its steps were skipped after errors", file=sys.stderr)
+        return 1
     if last in ("run.completed", "run.failed", "run.incomplete", "run.cancelled", _ERROR):
         return int(last != "run.completed")
     raise OperatorError("the events of the run broke off")
@@ -137,8 +143,7 @@ class RunView:
             yield self._at(f"{data['step']}: {what}{_details(what, data)}")
         elif kind == "run.created":
             bounds = data["bounds"]
-            text = f"at most {bounds['calls']:,} calls, {bounds['widest']:,} at once, {bounds['output_tokens']:,} output tokens"
-            yield self._at(f"{data['run']}: {text}")
+            yield self._at(f"{data['run']}: {bounds_text(bounds['calls'], bounds['widest'], bounds['output_tokens'])}")
         elif kind == _ERROR:
             yield self._at(f"error: {data['error']['code']}: {data['error']['message']}")
         elif subject == "run":
@@ -174,19 +179,28 @@ class RunView:
         reason = f": {error['code']}: {error['message']}" if error else ""
         reason = reason or "".join(f": {each}" for each in data.get("incomplete_details", {}).values())
         yield self._at(f"{status}{reason}")
-        tokens = f"{usage['computed_tokens']:,} prompt tokens computed (least {usage['least_tokens']:,})"
+        computed = f"{counted(usage['computed_tokens'], 'prompt token')} computed (least {usage['least_tokens']:,})"
         wasted = f", {usage['wasted_tokens']:,} of them wasted" if usage["wasted_tokens"] else ""
         yield (
-            f"{usage['calls']:,} calls, {usage['prompt_tokens']:,} prompt tokens, {tokens},"
-            f" {usage['completion_tokens']:,} completion tokens{wasted}, {usage['cost_usd']:.6f} USD"
+            f"{counted(usage['calls'], 'call')}, {counted(usage['prompt_tokens'], 'prompt token')}, {computed},"
+            f" {counted(usage['completion_tokens'], 'completion token')}{wasted}, {usage['cost_usd']:.6f} USD"
         )
+
+
+def bounds_text(calls: int, widest: int, output_tokens: int) -> str:
+    """The bounds of a run in words."""
+    return f"at most {counted(calls, 'call')}, {widest:,} at once, {counted(output_tokens, 'output token')}"
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _details(what: str, data: Mapping[str, Any]) -> str:
     error = data.get("error")
     failure = f": {error['code']}: {error['message']}" if error else ""
     if what == "done" and (usage := data.get("usage")):
-        prompt = f"{usage['prompt_tokens']:,} prompt tokens, {usage['cached_tokens']:,} cached"
+        prompt = f"{counted(usage['prompt_tokens'], 'prompt token')}, {usage['cached_tokens']:,} cached"
         return f", {prompt}, {usage['completion_tokens']:,} in the answer"
     if what == "killed":
         return f" by {data['by']}" if data.get("by") else ""

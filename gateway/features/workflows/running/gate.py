@@ -8,10 +8,12 @@ a call waits until no call with its prefix runs: for its leader's prefill, and t
 another slot. If the next call gets the slot of the leader, it leads, and the others wait for it. So waiting for one call costs
 at most about as much as it can save. Prompts are compared in pieces of PIECE bytes. Pure.
 
+With `gate: on` no estimate ends a wait (`GatedEngine`): a call waits for the first token of its leader, with slots for its end.
+
 Requests of cold bursts wait, too (`router/leading.py`), but for a lead at the replica that was chosen for each of them. The
 gate holds a call before that, and its leader is the call on the longest path. So siblings follow it to one replica, where
 the core would compute their prefix at several; and a waiting call has no body, no slot of the pool and no running time limit.
-Only there is learned if engines share prompts in flight (`Router.shares_inflight`).
+Only there is learned if engines share prompts in flight (`Router.shares_inflight`), or have slots (`Router.has_slots`).
 """
 
 from __future__ import annotations

@@ -246,6 +246,15 @@ async def test_a_response_of_a_workflow_does_not_run_in_the_background(tmp_path:
     assert not engine.replica.requests
 
 
+@pytest.mark.parametrize("member", ["previous_response_id", "conversation"])
+async def test_a_workflow_has_no_earlier_turns(tmp_path: Path, member: str) -> None:
+    async with served(tmp_path, state={"url": f"sqlite:///{tmp_path / 'state.db'}"}) as (engine, run):
+        got, _, found = await run.post({"model": "workflow:support", "input": "hello", member: "x_1"}, "/v1/responses")
+        assert (got, found["error"]["code"], found["error"]["param"]) == (400, "workflow_door", member)
+        assert "Answers of a workflow are not kept" in found["error"]["message"]
+    assert not engine.replica.requests
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_members_that_ask_for_what_a_workflow_does_anyway_are_no_error(tmp_path: Path, stream: bool) -> None:
     more = {"response_format": {"type": "text"}, "tools": [], "logprobs": False, "n": 1, "é": 1, "stop": ["x"]}

@@ -215,11 +215,20 @@ def test_all_errors_come_at_once_up_to_20() -> None:
     assert len(faults_of(changed("steps", {f"S{at}": {} for at in range(50)}))) == 20
 
 
+@pytest.mark.parametrize("document", [None, 1, [], "workflow: 1"])
+def test_a_document_is_an_object(document: Any) -> None:
+    assert faults_of(document) == [("", "a document is an object with the keys workflow, name, inputs, steps")]
+
+
 @pytest.mark.parametrize(
-    "document", [None, 1, [], "workflow: 1", {"workflow": float("inf")}, {"workflow": "\ud800"}, {"workflow": 1 << 70}]
+    ("value", "why"), [(float("inf"), "a number is too large"), ("\ud800", "surrogates not allowed"), (1 << 70, "64-bit range")]
 )
-def test_a_document_is_an_object_of_json(document: Any) -> None:
-    faults_of(document)
+def test_a_value_that_is_no_json_is_named(value: Any, why: str) -> None:
+    ((path, text),) = faults_of(changed("steps/b/chat/append/0/content", value))
+    assert (path, why in text) == ("steps.b.chat.append[0].content", True)
+    if isinstance(value, str):
+        ((path, text),) = faults_of(changed("steps/b/chat/append", [{value: 1}]))
+        assert (path, why in text) == ("steps.b.chat.append[0]", True)
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,8 @@ SCHEMA = {
     "properties": {
         "n": {"type": ["integer", "null"], "minimum": 1, "maximum": 3},
         "t": {"type": "string", "maxLength": 2, "enum": ["a", "b", "ccc"]},
+        "one": {"const": 1},
+        "zero": {"enum": [0, True]},
         "l": {"type": "array", "items": {"anyOf": [{"const": 1}, {"type": "boolean"}]}, "minItems": 1, "maxItems": 2},
     },
 }
@@ -225,6 +227,8 @@ SCHEMA = {
         ({"n": 1, "l": []}, "l: fewer than 1 items"),
         ({"n": 1, "l": [1, 1, 1]}, "l: more than 2 items"),
         ({"n": 1, "l": [1, 2]}, "l[1]: it fits none of anyOf"),
+        ({"n": 1, "one": True}, "one: it is not the value of its const"),
+        ({"n": 1, "zero": False}, "zero: it is none of the values of its enum"),
     ],
 )
 def test_a_value_is_checked_against_its_schema(value: Any, why: str) -> None:

@@ -91,22 +91,24 @@ async def test_a_failed_run_is_an_exit_status(tmp_path: Path, capsys: Capture) -
 
 
 @pytest.mark.parametrize(
-    ("on_error", "line"),
+    ("on_error", "line", "status", "told"),
     [
-        ("skip", "a: skipped: step_failed: too long"),
-        ({"value": "-"}, "a: done: step_failed: too long"),
+        ("skip", "a: skipped: step_failed: too long", 1, "the run has no output"),
+        ({"value": "-"}, "a: done: step_failed: too long", 0, ""),
     ],
 )
 async def test_an_error_that_does_not_end_the_run_is_shown(
-    tmp_path: Path, capsys: Capture, on_error: object, line: str
+    tmp_path: Path, capsys: Capture, on_error: object, line: str, status: int, told: str
 ) -> None:
     (tmp_path / "d.json").write_text(json.dumps(document({"a": {**CHAT, "on_error": on_error, "yield": "a"}})))
     scripted = ScriptedEngine(lambda _body: ScriptedAnswer("too long", status=400))
     async with scripted.replica, running(scripted.replica) as run:
-        code, out, _ = await said(
+        code, out, err = await said(
             capsys, "workflow", "run", str(tmp_path / "d.json"), "--url", run.url, "--input", "messages=hello"
         )
-    assert (code, line in without_times(out)) == (0, True), out
+    lines = without_times(out)
+    assert (code, line in lines, "completed" in lines, told in err) == (status, True, True, True), out
+    assert lines[0].endswith(": at most 1 call, 1 at once, 1,024 output tokens")
 
 
 async def test_ctrl_c_cancels_the_run(tmp_path: Path) -> None:
