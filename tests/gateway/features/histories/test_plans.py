@@ -30,6 +30,12 @@ async def test_no_statement_reads_all_turns(name: str, tmp_path: Path) -> None:
     assert all(step.startswith("SEARCH") and "owner=?" in step for step in plan), plan
 
 
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_no_statement_is_prepared_again_for_its_values(name: str) -> None:
+    """SQLite does so if only the value of a parameter shows that an index of few rows fits."""
+    assert "!= ?" not in str(STATEMENTS[name].compile(dialect=sqlite.dialect()))
+
+
 async def test_what_goes_on_is_read_in_order_and_not_from_its_whole_tree(tmp_path: Path) -> None:
     """A log may have any number of turns after it, and a tree any number beside it."""
     plan = await plan_of(turns._NEXT.params(ended=["i"], begun=["k"]), tmp_path)
