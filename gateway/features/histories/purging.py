@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Select, Table, delete, select, tuple_, update
 
 from gateway.database.driver import SQLITE
 from gateway.features.histories.sizes import release
-from gateway.features.histories.tables import conversations, frames, items, names, responses
+from gateway.features.histories.tables import conversations, frames, has_name, items, names, responses
 
 TOMBSTONE_S: Final = 7 * 86_400.0
 _ROWS_PER_STEP: Final = 500
@@ -56,7 +56,7 @@ def delete_frames(connection: Connection, now: float) -> int:
 
 def delete_refs(connection: Connection, now: float) -> int:
     """Deletes some expired refs. Returns their number."""
-    due = _due(conversations, 0, now).where(conversations.c.head != "")
+    due = _due(conversations, 0, now).where(has_name(conversations.c.head))
     return _deleted(connection, conversations, _key(conversations).in_(_taken(connection, due)))
 
 

@@ -20,7 +20,7 @@ from gateway.features.histories.records import (
 )
 from gateway.features.histories.sizes import release
 from gateway.features.histories.store import HistoryStore
-from gateway.features.histories.tables import ROW, conversations, responses, unexpired
+from gateway.features.histories.tables import ROW, conversations, has_name, responses, unexpired
 
 MAX_REFS: Final = 1000  # of an owner
 _PREFIX: Final = "ref:"
@@ -110,19 +110,21 @@ def _key(owner: str, name: str) -> dict[str, str]:
 
 
 def _is_ref(owner: str, name: str) -> Any:
-    return and_(conversations.c.owner == owner, conversations.c.id == f"{_PREFIX}{name}", conversations.c.head != "")
+    return and_(conversations.c.owner == owner, conversations.c.id == f"{_PREFIX}{name}", has_name(conversations.c.head))
 
 
 _MINE: Final = conversations.c.owner == bindparam("owner")
 _REF: Final = select(conversations.c.head, conversations.c.expires_at).where(
-    _MINE, conversations.c.id == bindparam("id"), conversations.c.head != ""
+    _MINE, conversations.c.id == bindparam("id"), has_name(conversations.c.head)
 )
 _LOCKED: Final = _REF.with_for_update()
-_COUNT: Final = select(func.count()).select_from(conversations).where(_MINE, conversations.c.head != "")
+_COUNT: Final = select(func.count()).select_from(conversations).where(_MINE, has_name(conversations.c.head))
 _OWN: Final = and_(responses.c.owner == bindparam("owner"), unexpired(bindparam("now")))
 _KEPT: Final = (
     select(responses.c.id)
-    .where(_OWN, responses.c.head != "", responses.c.head == bindparam("head"))
-    .union_all(select(responses.c.id).where(_OWN, responses.c.input_head != "", responses.c.input_head == bindparam("head")))
+    .where(_OWN, has_name(responses.c.head), responses.c.head == bindparam("head"))
+    .union_all(
+        select(responses.c.id).where(_OWN, has_name(responses.c.input_head), responses.c.input_head == bindparam("head"))
+    )
     .limit(1)
 )

@@ -32,7 +32,7 @@ from gateway.features.histories.records import (
     free,
 )
 from gateway.features.histories.sizes import release
-from gateway.features.histories.tables import ROW, frames, responses
+from gateway.features.histories.tables import ROW, frames, has_name, responses
 
 MAX_TURNS: Final = 10_000  # in a replayed history
 MAX_RENEWED: Final = 1000  # responses of a tree that are renewed as a whole, in a transaction of some 50 ms
@@ -212,7 +212,7 @@ class HistoryStore(ConversationStore):
         if connection.execute(select(responses.c.id).where(tree).offset(self.max_renewed).limit(1)).first() is not None:
             these = and_(these, responses.c.id.in_(select(_line(owner, known.id, known.turns).c.id)))
         connection.execute(update(responses).where(these).values(expires_at=expires_at))
-        used = select(responses.c.frame).where(these, responses.c.frame != "")
+        used = select(responses.c.frame).where(these, has_name(responses.c.frame))
         shorter = and_(frames.c.owner == owner, frames.c.name.in_(used), frames.c.expires_at < expires_at)
         connection.execute(update(frames).where(shorter).values(expires_at=expires_at))
         return expires_at

@@ -7,6 +7,7 @@ from typing import Any, Final
 from sqlalchemy import (
     BigInteger,
     Column,
+    ColumnElement,
     Connection,
     Index,
     Integer,
@@ -16,6 +17,7 @@ from sqlalchemy import (
     and_,
     func,
     literal,
+    literal_column,
     select,
     text,
     union_all,
@@ -47,6 +49,13 @@ _NAMED: Final = {name: text(f"{name} <> ''") for name in ("head", "input_head", 
 def _named(index: str, name: str, *columns: str) -> Index:
     """An index of the rows with a name."""
     return Index(index, *columns, sqlite_where=_NAMED[name], postgresql_where=_NAMED[name])
+
+
+def has_name(column: Column[Any]) -> ColumnElement[bool]:
+    """Condition for rows in the index of this name. The text is no parameter: with one, SQLite prepares the statement anew at
+    each execution, because only its value shows that the index fits.
+    """
+    return column != literal_column("''")
 
 
 # Times are Unix seconds. root: the first response of its tree; a tree expires as a whole. turns, size: of the history up to

@@ -30,7 +30,7 @@ from gateway.features.histories.records import (
 )
 from gateway.features.histories.refs import RefStore
 from gateway.features.histories.sizes import release
-from gateway.features.histories.tables import ROW, frames, responses, unexpired
+from gateway.features.histories.tables import ROW, frames, has_name, responses, unexpired
 
 MAX_FOUND: Final = 100  # turns with one head, the newest first
 DELETED_AT_ONCE: Final = 1000  # turns, in a transaction of some 50 ms
@@ -156,7 +156,7 @@ class TurnStore(RefStore):
         A transaction deletes `deleted_at_once` turns, so that the turns of others can be stored in between.
         """
         column = responses.c.id if by_id else responses.c.head
-        named = and_(responses.c.owner == owner, column != "", column == name)
+        named = and_(responses.c.owner == owner, has_name(column), column == name)
         deleted = 0
         if tree:  # before the named turns, which name their trees
             roots = select(responses.c.root).where(named)
@@ -199,7 +199,9 @@ class TurnStore(RefStore):
         if connection.execute(select(frames.c.name).where(unused).limit(1)).first() is None:
             return  # nearly all turns of an owner may have an empty frame
         # A transaction that stores a turn of this owner waits, or is committed: both have changed the owner's size before.
-        used = and_(responses.c.owner == owner, responses.c.frame != "", responses.c.frame == name, responses.c.emptied == 0)
+        used = and_(
+            responses.c.owner == owner, has_name(responses.c.frame), responses.c.frame == name, responses.c.emptied == 0
+        )
         if connection.execute(select(responses.c.id).where(used).limit(1)).first() is None:
             release(connection, frames, unused)
             connection.execute(delete(frames).where(unused))
@@ -244,10 +246,10 @@ def _next() -> Any:
         found = select(*columns).where(mine, *conditions).order_by(responses.c.created_at.desc()).limit(MAX_FOUND)
         return select(found.subquery())
 
-    answers = newest(responses.c.input_head != "", responses.c.input_head == bindparam("head"))
+    answers = newest(has_name(responses.c.input_head), responses.c.input_head == bindparam("head"))
     after = [
         newest(
-            responses.c.head != "",
+            has_name(responses.c.head),
             responses.c.parent.in_(bindparam(name, expanding=True)),
             responses.c.after_input == side,
         )
@@ -262,9 +264,9 @@ def _at() -> Any:
     columns = [responses.c[name] for name in ("id", "form", "emptied", "expires_at", "created_at", "open")]
     mine = responses.c.owner == bindparam("owner")
     head, input_head = responses.c.head, responses.c.input_head
-    ended = select(*columns, literal(0).label("at_input")).where(mine, head != "", head == bindparam("head"))
+    ended = select(*columns, literal(0).label("at_input")).where(mine, has_name(head), head == bindparam("head"))
     begun = select(*columns, literal(1).label("at_input")).where(
-        mine, input_head != "", input_head == bindparam("head"), input_head != head
+        mine, has_name(input_head), input_head == bindparam("head"), input_head != head
     )
     both = union_all(ended, begun).subquery()
     return select(both).order_by(both.c.emptied, both.c.created_at.desc(), both.c.id).limit(MAX_FOUND)
@@ -276,7 +278,7 @@ _ISSUERS: Final = (
     .distinct()
     .where(
         responses.c.owner == bindparam("owner"),
-        responses.c.head != "",
+        has_name(responses.c.head),
         responses.c.head.in_(bindparam("heads", expanding=True)),
         responses.c.issuer != "",
     )

@@ -1,8 +1,7 @@
 """Clients that speak with another gateway themselves, through this one: the header passes, and is not served here.
 
 Each gateway keeps its own logs: a request with a base goes to the gateway whose answer had that head, and so does one to
-`/v1/logs/HEAD`. The live page shows the
-length of the whole log.
+`/v1/logs/HEAD`. The live page shows the length of the whole log.
 """
 
 from __future__ import annotations

@@ -405,7 +405,7 @@ async def test_writes_that_wait_are_bounded(url: str) -> None:
         assert not await store.delete("o", "x"), "it goes on"
 
 
-async def test_a_file_of_the_version_before_is_upgraded(tmp_path: Path) -> None:
+async def test_a_file_of_version_1_is_migrated(tmp_path: Path) -> None:
     path = tmp_path / "a.sqlite"
     async with opened(file_url(path)) as store:
         await store.put(response("a"))

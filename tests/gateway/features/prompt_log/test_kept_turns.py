@@ -375,6 +375,7 @@ async def test_heads_are_in_no_log_line_and_no_metric(request_lines: Callable[[]
         _, told, _ = await asked(run, CHAT, "keep", [USER])
         await asked(run, CHAT, f'base="{told["head"]}", expect="{told["head"]}"', [NOW])
         await asked(run, CHAT, f'base="{head_name(b"x" * 32)}"', [NOW])
+        await asked(run, CHAT, f'expect="{head_name(EMPTY)}"', [USER])
         with sqlite3.connect(tmp_path / "state.db") as file:
             file.execute("alter table warmroute_responses rename to gone")
         await asked(run, CHAT, "keep", [USER])
