@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Generator, Mapping
@@ -224,6 +225,10 @@ def _connected(admin: str, listener: GatewayListener) -> tuple[http.client.HTTPC
             failed.callback(connection.close)
             connection.connect()
             failed.pop_all()
+    except ssl.SSLCertVerificationError as error:
+        raise OperatorError(
+            f"{admin} has a certificate that is not trusted: {error.verify_message}. SSL_CERT_FILE names a file of authorities"
+        ) from error
     except OSError as error:
         why = error.strerror or error
         raise OperatorError(f"{admin} cannot be reached: {why}. Is the gateway running? {listener.hint}") from error

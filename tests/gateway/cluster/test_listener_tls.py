@@ -112,13 +112,19 @@ async def test_a_body_that_is_too_long_gets_its_answer_over_tls(folder: Path) ->
         writer.transport.abort()
 
 
-async def test_operators_over_tls(folder: Path) -> None:
+async def test_operators_over_tls(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     ours = authority(folder, "ours")
     tls = ListenerTls(config_of(ours.certificate("gateway", san=SAN)))
     async with FakeReplica() as replica, running(replica) as run, secured(run, tls, name="admin") as port:
         context = ssl.create_default_context(cafile=ours.ca)
         async with run.session.get(f"https://127.0.0.1:{port}/warmroute/replicas", ssl=context) as answer:
             assert answer.status == 200
+        command = ["status", "--admin", f"https://127.0.0.1:{port}"]
+        assert await asyncio.to_thread(main, command) == 1
+        assert "has a certificate that is not trusted: unable to get local issuer certificate" in capsys.readouterr().err
+        monkeypatch.setenv("SSL_CERT_FILE", str(ours.ca))
+        assert await asyncio.to_thread(main, command) == 0
+        assert replica.name in capsys.readouterr().out
 
 
 async def test_a_certificate_that_is_replaced_is_served_and_garbage_is_not(
