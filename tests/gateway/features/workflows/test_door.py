@@ -282,6 +282,8 @@ async def test_an_unknown_workflow_and_one_without_a_primary_output(tmp_path: Pa
         assert (await run.post(chat("workflow:two")))[2]["error"]["code"] == "workflow_door"
         got, _, found = await run.post({"model": "workflow:two", "prompt": "x"}, "/v1/completions")
         assert (got, found["error"]["code"]) == (400, "workflow_door")
+        got, _, found = await run.post(chat("workflow:two"), "/v1/messages/count_tokens")
+        assert (got, "A workflow answers chat, Messages and Responses" in found["error"]["message"]) == (400, True)
 
 
 @pytest.mark.parametrize("model", ["workflow:loop", "again"])
