@@ -4,10 +4,11 @@
                                       │                                              └── its end ──► gone
                                       └── the grace is over, an error, too large, shutdown ──► cancelled, gone
 
-A grace is `limits.adopt_s`, and GRACE_SHARE of the time since the choice of the replica, twice as long after each adoption
-(agents double their pauses), at most MAX_GRACE_S. An answer that ends in its grace holds no replica any more, and waits for
-MAX_GRACE_S from its end on. The request goes on in its own task, with its booking, its reservation and its record, in every
-phase: in a queue, before its first byte, between two replicas. So a generation has one record for any number of clients.
+A grace is `limits.adopt_s`, GRACE_SHARE of the time since the choice of the replica, and PAUSES times the longest pause after
+which the client has come again (agents double their pauses), at most MAX_GRACE_S. A return after the grace counts for that of
+the next generation (`interrupted.py`). An answer that ends in its grace holds no replica any more, and waits for MAX_GRACE_S
+from its end on. The request goes on in its own task, with its booking, its reservation and its record, in every phase: in a
+queue, before its first byte, between two replicas. So a generation has one record for any number of clients.
 
 Equal requests of connected clients are generations of their own: an answer with a client is not adopted. Of equal requests
 without a client only the oldest goes on: when the client of another one leaves, that one ends, and the grace of the oldest
@@ -34,7 +35,7 @@ from typing import Final
 from gateway.core import Core
 from gateway.errors import REPLICA_FAILED, ClientStalled, GatewayError
 from gateway.features.adoption.identity import Identity, caller_of, identity_of
-from gateway.features.adoption.interrupted import InterruptedPrefills
+from gateway.features.adoption.interrupted import InterruptedAnswers
 from gateway.features.adoption.kept_answer import LEFT, MAX_KEPT, Abandonments, KeptAnswer, KeptAnswers
 from gateway.features.adoption.metrics import AdoptionMetrics
 from gateway.features.adoption.section import ADOPT_S
@@ -49,6 +50,7 @@ from gateway.request.record import ADOPTED, SettledRequest
 from router import Prompt
 
 GRACE_SHARE: Final = 0.1
+PAUSES: Final = 3.0
 MAX_GRACE_S: Final = 60.0
 MAX_WAITING: Final = 1000
 MAX_OWNED: Final = 100
@@ -57,7 +59,8 @@ LOOKED_AT: Final = 1000  # newest running requests when a client leaves
 
 class AbandonedAnswer(DetachedAnswer):
     """An answer whose client has left. record: of its request. task: serves it; None: it has ended. given_up: it is
-    not for adoption any more. adoptions: how often a client has come again. timer: of its grace; None: a client follows it.
+    not for adoption any more. left_at: reading of the clock when its client left. pause_s: longest pause after which one
+    has come again. timer: of its grace; None: a client follows it.
     """
 
     def __init__(self, kept: KeptAnswer, exchange: Exchange, task: asyncio.Task[None] | None, logs: Logs, core: Core) -> None:
@@ -67,7 +70,8 @@ class AbandonedAnswer(DetachedAnswer):
         self.place = place_of(exchange)
         self.task = task
         self.given_up = False
-        self.adoptions = 0
+        self.left_at = 0.0
+        self.pause_s = kept.pause_s
         self.timer: asyncio.TimerHandle | None = None
         super().__init__(
             (self.place[0], f"{self.record.id} {id(self):x}"), logs, exchange.request.lease.account.lease(), core.clock
@@ -84,9 +88,9 @@ def place_of(exchange: Exchange) -> tuple[str, str]:
     return caller_of(exchange), exchange.request.lease.account.client
 
 
-def grace_s(adopt_s: float, spent_s: float, adoptions: int = 0) -> float:
-    """Seconds that a running answer waits for a client. spent_s: since its replica was chosen. adoptions: so far."""
-    return max(adopt_s, min((adopt_s + GRACE_SHARE * spent_s) * 2.0 ** min(adoptions, 10), MAX_GRACE_S))
+def grace_s(adopt_s: float, spent_s: float, pause_s: float = 0.0) -> float:
+    """Seconds that a running answer waits for a client. spent_s: since its replica was chosen. pause_s: the longest so far."""
+    return max(adopt_s, min(adopt_s + GRACE_SHARE * spent_s + PAUSES * pause_s, MAX_GRACE_S))
 
 
 def continues(prompt: Prompt, earlier: Prompt) -> bool:
@@ -104,7 +108,7 @@ class Adoptions(Abandonments):
         self.answers = KeptAnswers(self, most)
         self.logs = Logs(MAX_KEPT, most)
         self.places = RunPlaces(MAX_WAITING, MAX_OWNED)
-        self.interrupted = InterruptedPrefills(core.router)
+        self.interrupted = InterruptedAnswers(core.router)
         self._core = core
         self._followers = AnswerFollowers(core)
         self._metrics = core.metrics.of(AdoptionMetrics)
@@ -197,6 +201,7 @@ class Adoptions(Abandonments):
     def _wait(self, answer: AbandonedAnswer) -> None:
         """It has no client: its grace begins, unless an older one waits for the same request."""
         answer.kept.followed = False
+        answer.left_at = self._core.clock()
         if self._has_older(answer.identity, answer.record):
             self._metrics.abandoned.add(("second",))
             self._end(answer)
@@ -225,7 +230,7 @@ class Adoptions(Abandonments):
             answer.timer.cancel()
         booking = answer.record.booking
         spent_s = self._core.clock() - booking.lease.since if booking is not None else 0.0
-        delay_s = grace_s(self._adopt_s, spent_s, answer.adoptions)
+        delay_s = grace_s(self._adopt_s, spent_s, answer.pause_s)
         if answer.finished:
             delay_s = max(delay_s, MAX_GRACE_S)
         answer.timer = asyncio.get_running_loop().call_later(delay_s, self._give_up, answer, "expired")
@@ -252,8 +257,10 @@ class Adoptions(Abandonments):
             self._forget(answer)
         elif not answer.finished:
             booking, now = answer.record.booking, self._core.clock()
-            if booking is not None and not (booking.lease.decoding or booking.lease.closed):
-                self.interrupted.add(answer.identity, booking.lease.replica, now - booking.lease.since, now)
+            if booking is not None and not booking.lease.closed:
+                lease = booking.lease
+                computed_s = 0.0 if lease.decoding else now - lease.since
+                self.interrupted.add(answer.identity, lease.replica, computed_s, answer.left_at, now)
             answer.task.cancel("the client left")
 
     def _forget(self, answer: AbandonedAnswer) -> None:
@@ -308,7 +315,7 @@ class Adoptions(Abandonments):
         """The answer from its beginning. Raises GatewayError."""
         request, record = exchange.request, exchange.record
         self._take(answer)
-        answer.adoptions += 1
+        answer.pause_s = max(answer.pause_s, self._core.clock() - answer.left_at)
         if request.keeper is not None:
             request.keeper.close()
             request.keeper = None

@@ -85,12 +85,14 @@ class KeptAnswers:
 
 class KeptAnswer(AnswerKeeper):
     """One kept answer. exchange: None once the request has ended. detached: the answer once the client has left. followed:
-    another client reads that. keeps: nothing of the answer is missing so far.
+    another client reads that. keeps: nothing of the answer is missing so far. pause_s: after which the client has come
+    again, as an earlier answer to the same request was interrupted.
     """
 
     detached: DetachedAnswer | None = None
     followed = False
     keeps = True
+    pause_s = 0.0
     _body_size = 0
     _charged = UNCHARGED
     _digest: int | None = None

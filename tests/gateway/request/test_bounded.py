@@ -31,7 +31,7 @@ from yarl import URL
 
 from bench.measure.ports import free_port
 from gateway.app import compose
-from gateway.features.adoption.interrupted import MAX_KNOWN, InterruptedPrefills
+from gateway.features.adoption.interrupted import MAX_KNOWN, InterruptedAnswers
 from gateway.features.audit.twins import PROMPTS, PromptTwins
 from gateway.server.endpoints import clients_runner
 from gateway.telemetry.log_output import LogOutput
@@ -347,9 +347,9 @@ async def test_a_flood_of_names_leaves_no_more_behind_than_the_tables_hold(routi
             (twins,) = (found for found in kept(run) if isinstance(found, PromptTwins))
             for number in range(PROMPTS):
                 twins.count(("*", number.to_bytes(8), 1), one.url, 1)
-            for interrupted in (found for found in kept(run) if isinstance(found, InterruptedPrefills)):
+            for interrupted in (found for found in kept(run) if isinstance(found, InterruptedAnswers)):
                 for number in range(MAX_KNOWN):
-                    interrupted.add(number, one.url, 1.0, run.gateway.clock())
+                    interrupted.add(number, one.url, 1.0, 0, run.gateway.clock())
             lengths = Lengths(run)
             for _ in range(FILLING):
                 await a_round(FILL, PLACES)

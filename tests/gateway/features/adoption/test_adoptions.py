@@ -19,7 +19,7 @@ from gateway.admission.memory import Budget
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.table import DIALECTS
 from gateway.features.adoption.adoptions import Adoptions, grace_s
-from gateway.features.adoption.interrupted import MAX_KNOWN, TTL_S, InterruptedPrefills
+from gateway.features.adoption.interrupted import MAX_KNOWN, TTL_S, InterruptedAnswers
 from gateway.features.adoption.kept_answer import AT_ONCE, STEP, UNCHARGED, Abandonments, KeptAnswer, KeptAnswers
 from gateway.features.deadlines.deadlines import DEADLINE_OF, Deadlines
 from gateway.features.keys.keys import Keys
@@ -488,7 +488,7 @@ async def test_a_grace_of_zero_is_none() -> None:
 def test_a_grace_grows_with_what_was_computed() -> None:
     assert [grace_s(5, spent_s) for spent_s in (0, 100, 300, 550, 10_000)] == [5, 15, 35, 60, 60]
     assert grace_s(120, 1000) == 120
-    assert [grace_s(5, 10, adoptions) for adoptions in (0, 1, 2, 3, 4, 10_000)] == [6, 12, 24, 48, 60, 60]
+    assert [grace_s(5, 10, pause_s) for pause_s in (0, 2, 4, 8, 16, 32)] == [6, 12, 18, 30, 54, 60]
 
 
 async def test_a_grace_is_longer_for_a_client_that_has_come_again() -> None:
@@ -501,6 +501,7 @@ async def test_a_grace_is_longer_for_a_client_that_has_come_again() -> None:
         (answer,) = adoptions(run)._waiting.values()
         first = answer.timer
         assert first is not None
+        answer.left_at -= 10
         await asks_and_leaves(run, data, lambda: not adoptions(run).answers.waiting)
         assert answer.timer is not None
         assert answer.timer.when() > first.when() + 20
@@ -529,13 +530,13 @@ async def test_a_request_whose_prefill_was_interrupted_goes_there_again() -> Non
         work.close(run.gateway.clock())
 
 
-def test_known_interrupted_prefills_are_bounded() -> None:
+def test_known_interrupted_answers_are_bounded() -> None:
     """In number and in time."""
-    known = InterruptedPrefills(Router(policy="cost", ttl_s=1e6, memory_bytes=1 << 20, chance=random.Random(1)))
+    known = InterruptedAnswers(Router(policy="cost", ttl_s=1e6, memory_bytes=1 << 20, chance=random.Random(1)))
     for number in range(MAX_KNOWN + 5):
-        known.add(number, "a", 1.0, 0.0)
+        known.add(number, "a", 1.0, 0, 0.0)
     assert len(known) == MAX_KNOWN
-    known.add(-1, "a", 1.0, TTL_S)
+    known.add(-1, "a", 1.0, 0, TTL_S)
     assert len(known) == 1
 
 
@@ -548,7 +549,29 @@ async def test_no_prefill_is_interrupted_after_its_first_token() -> None:
         )
         adoptions(run).close()
         await eventually(lambda: nothing_is_held(run))
-        assert len(adoptions(run).interrupted) == 0
+        assert [known.computed_s for known in adoptions(run).interrupted._known.values()] == [0.0]
+
+
+@pytest.mark.parametrize("stream", [False, True])  # before, and after its first token
+async def test_a_client_that_comes_after_the_grace_gets_a_longer_one(stream: bool) -> None:
+    never = asyncio.Event()
+    async with (
+        FakeReplica([streams("a", hold=never) if stream else once(never, answers())]) as replica,
+        patient(replica) as run,
+    ):
+        data = sent(CHAT, body_of(CHAT, stream=stream))
+        for number in range(3):
+            asked, loads = number + 1, run.gateway.router.ledger.loads
+            await asks_and_leaves(
+                run,
+                data,
+                lambda: len(replica.requests) == asked and (not stream or any(load.decoding for load in loads.values())),  # noqa: B023
+            )
+            (answer,) = adoptions(run)._waiting.values()
+            assert answer.pause_s >= number
+            answer.left_at -= asked
+            adoptions(run)._give_up(answer, "expired")
+            await eventually(lambda: nothing_is_held(run))
 
 
 OTHERS: dict[str, tuple[bytes, ...]] = {
