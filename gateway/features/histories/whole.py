@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gateway.admission.memory import parsing
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
 from gateway.parser.parsing import Parsing
 from gateway.request.exchange import Exchange
 from gateway.request.phases.scopes import scope_of
+
+HISTORY_SHARE: Final = 0.9  # of the largest body, which leaves room for the own turns
+
+
+def max_history(live: Live) -> int:
+    """The most bytes of a history."""
+    return int(live.max_body * HISTORY_SHARE)
 
 
 class WholeBodies:

@@ -18,9 +18,9 @@ from gateway.errors import GatewayError
 from gateway.features.histories.histories import full
 from gateway.features.histories.log_turn import LATER_S
 from gateway.features.histories.records import FoundTurn, StoreFullError
+from gateway.features.histories.whole import max_history
 from gateway.features.prompt_log.base_phase import log_length, ref_move
 from gateway.features.prompt_log.bases import (
-    HISTORY_SHARE,
     Base,
     base_of,
     found_turns,
@@ -83,13 +83,13 @@ class LogAppender:
         turn = turns[own.base] if turns else FoundTurn("", asked.form, at_input=False, open=b"[]")
         expect = _chain(asked.expect) if asked.expect else own.chain
         reads = outline_of if expect == own.chain else base_of
-        base = await reads(store, owner_id, turn, self._max_bytes) if turns else Base([], b"")
+        base = await reads(store, owner_id, turn, max_history(self._live)) if turns else Base([], b"")
         charge(lease, sum(map(len, base.before)))
         length = log_length(base.digests, own.digests)
         if expect != own.chain:
             received = Base([*base.before, own.stored], base.digests + own.digests)
             difference = await self._divergence.first_difference(
-                store, owner_id, expect, received, asked.form, lease, self._max_bytes
+                store, owner_id, expect, received, asked.form, lease, max_history(self._live)
             )
             latest = await self._jobs.latest(base, lease.account.client)
             raise diverged(length, [*latest, *own.latest], difference)
@@ -130,7 +130,7 @@ class LogAppender:
         owner_id, lease = owner(exchange.request, exchange.caller), exchange.request.lease
         client = lease.account.client
         turn = (await found_turns(store, owner_id, _chain(asked.source), asked.form, "from"))[0]
-        source = await base_of(store, owner_id, turn, self._max_bytes)
+        source = await base_of(store, owner_id, turn, max_history(self._live))
         charge(lease, 3 * sum(map(len, source.before)))
         first, _, latest = await self._jobs.chains(source, _chain(asked.since), 0, client)
         if first < 0:
@@ -146,10 +146,6 @@ class LogAppender:
         if made.leading != own.leading:
             raise invalid("The copied turns begin with a system text, which would be in the frame.", "since")
         return made
-
-    @property
-    def _max_bytes(self) -> int:
-        return int(self._live.max_body * HISTORY_SHARE)
 
 
 def not_before(base: Base, latest: Sequence[bytes]) -> GatewayError:

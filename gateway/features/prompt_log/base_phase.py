@@ -20,9 +20,8 @@ from gateway.errors import GatewayError
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.log_turn import LOG_TURN
 from gateway.features.histories.records import FoundTurn, RefMove
-from gateway.features.histories.whole import WholeBodies
+from gateway.features.histories.whole import WholeBodies, max_history
 from gateway.features.prompt_log.bases import (
-    HISTORY_SHARE,
     SEALED_ISSUER,
     Base,
     base_of,
@@ -168,7 +167,7 @@ class BasePhase:
         expected. Raises GatewayError.
         """
         wishes, owner_id, lease = request.wishes, owner(exchange.request, exchange.caller), exchange.request.lease
-        base = await base_of(store, owner_id, turn, self._max_bytes) if turn.id else Base([], b"")
+        base = await base_of(store, owner_id, turn, max_history(self._live)) if turn.id else Base([], b"")
         sealed_by = await issuers_of(store, owner_id, own)
         request.sealed_by = next(iter(sealed_by)) if len(sealed_by) == 1 else ""
         if issuers := base.issuers | sealed_by:
@@ -177,7 +176,7 @@ class BasePhase:
             length = log_length(base.digests, own.digests)
             received = Base([*base.before, own.stored], base.digests + own.digests)
             difference = await self._divergence.first_difference(
-                store, owner_id, wishes.expect, received, request.form, lease, self._max_bytes
+                store, owner_id, wishes.expect, received, request.form, lease, max_history(self._live)
             )
             latest = await self._jobs.latest(base, lease.account.client)
             raise diverged(length, [*latest, *own.latest], difference)
@@ -254,17 +253,13 @@ class BasePhase:
             raise invalid(text, "previous_response_id")
         store, owner_id = await self._store.get(), owner(exchange.request, exchange.caller)
         try:
-            chain, turn = await self._identified.find(store, owner_id, id_, self._max_bytes, exchange.request.lease)
+            chain, turn = await self._identified.find(store, owner_id, id_, max_history(self._live), exchange.request.lease)
         except GatewayError as error:
             error.param = "previous_response_id"
             raise
         if turn.form != RESPONSES:
             raise wrong_form(turn.form, "previous_response_id")
         return chain, turn
-
-    @property
-    def _max_bytes(self) -> int:
-        return int(self._live.max_body * HISTORY_SHARE)
 
 
 def ref_move(name: str, chain: bytes, own: OwnTurn) -> RefMove:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 Row = TypeVar("Row", StoredResponse, TurnOutline)
 
 SEALED_ISSUER: Final = "sealed_issuer"
-HISTORY_SHARE: Final = 0.9  # of the largest body, which leaves room for the own turns
 _FEW: Final = 4  # entries of an answer
 _NONE: Final = "It was not kept, was deleted, or belongs to other credentials. Send the whole conversation, with keep."
 

@@ -26,9 +26,9 @@ from gateway.dialects.table import UNLOGGED
 from gateway.errors import GatewayError
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.records import FoundTurn, StoredResponse
+from gateway.features.histories.whole import max_history
 from gateway.features.prompt_log.appending import LogAppender, not_before
 from gateway.features.prompt_log.bases import (
-    HISTORY_SHARE,
     Base,
     base_of,
     found_turns,
@@ -126,7 +126,7 @@ class LogApi:
             if not count:
                 raise log_error(404, "prompt_log_not_found", "The log is not known.", "")
             return orjson.dumps({"deleted": count})
-        max_bytes, client = int(self._live.max_body * HISTORY_SHARE), lease.account.client
+        max_bytes, client = max_history(self._live), lease.account.client
         if chain := chain_named(name):
             turns = await found_turns(store, owner_id, chain, param="")
         else:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 from gateway.admission.memory import parsing
 from gateway.config.live import Live
 from gateway.database.failures import StoreFailed
-from gateway.dialects.json_structure import signs
 from gateway.errors import GatewayError
 from gateway.features.histories.lazy import LazyStore
-from gateway.features.prompt_log.bases import HISTORY_SHARE, Base
+from gateway.features.histories.whole import max_history
+from gateway.features.prompt_log.bases import Base
 from gateway.features.prompt_log.divergence import Divergence, diverged
 from gateway.features.prompt_log.job import named
 from gateway.features.prompt_log.kept_turn import TurnKeeper
@@ -28,7 +28,7 @@ from gateway.features.prompt_log.log_tap import LogTap
 from gateway.features.prompt_log.metrics import PromptLogMetrics
 from gateway.features.prompt_log.naming.chain import EMPTY
 from gateway.features.prompt_log.naming.forms import LogNames
-from gateway.features.prompt_log.own_turns import QUICK_BYTES, QUICK_SIGNS, OwnTurns
+from gateway.features.prompt_log.own_turns import OwnTurns, is_named_at_once
 from gateway.parser.parsing import Parsing
 from gateway.request.exchange import Exchange
 from gateway.request.named_log import NAMED_LOG, WHOLE, NamedLog
@@ -90,12 +90,12 @@ class NamingPhase:
             own = await self._own_turns.of(exchange.api.body, form, EMPTY, (), lease)
         except (StoreFailed, GatewayError):
             return None
-        received, most = Base([own.stored], own.digests), int(self._live.max_body * HISTORY_SHARE)
+        received, most = Base([own.stored], own.digests), max_history(self._live)
         return await self._divergence.first_difference(store, owner_id, expect, received, form, lease, most)
 
     async def _names(self, exchange: Exchange, form: str) -> LogNames:
         body, lease = exchange.api.body, exchange.request.lease
-        if len(body) <= QUICK_BYTES and signs(body) <= QUICK_SIGNS:
+        if is_named_at_once(body):
             return await self._parsing.turns.take(partial(named, body, form), lease.account.client)
         with parsing(lease, len(body)):
             found = await self._parsing.process.run((OPERATION, form), body, lease.account.client)

@@ -14,7 +14,12 @@ from gateway.parser.parsing import Parsing
 
 OPERATION: Final = "prompt_log.own"
 QUICK_BYTES: Final = 1 << 18  # of a body that is named in the event loop: 1 ms, and 3 ms with so many signs
-QUICK_SIGNS: Final = 1 << 11
+_QUICK_SIGNS: Final = 1 << 11
+
+
+def is_named_at_once(body: bytes) -> bool:
+    """True for a body that is named in the event loop. O(length)."""
+    return len(body) <= QUICK_BYTES and signs(body) <= _QUICK_SIGNS
 
 
 class OwnTurns:
@@ -27,7 +32,7 @@ class OwnTurns:
         self, body: bytes, form: str, chain: bytes, bases: Sequence[Sequence[str]], lease: MemoryLease, *, named: bool = False
     ) -> OwnTurn:
         """The part of a log that a body has (`own_turn`). Raises GatewayError 400, 413, 500 or 503."""
-        if len(body) <= QUICK_BYTES and signs(body) <= QUICK_SIGNS:
+        if is_named_at_once(body):
             return await self._parsing.turns.take(
                 partial(own_named, body, form, chain, bases, named=named), lease.account.client
             )

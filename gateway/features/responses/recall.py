@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final
 
 from gateway.admission.memory import LARGE_BODY, MemoryLease
 from gateway.config.live import Live
@@ -24,7 +23,7 @@ from gateway.features.histories.kept import stored_answer
 from gateway.features.histories.log_turn import LOG_TURN
 from gateway.features.histories.recent import Lane
 from gateway.features.histories.response_turn import Turn
-from gateway.features.histories.whole import WholeBodies
+from gateway.features.histories.whole import WholeBodies, max_history
 from gateway.features.responses.api import Answer, StateApi
 from gateway.features.responses.background.objects import queued_object
 from gateway.features.runs.beginning import NewRun
@@ -35,8 +34,6 @@ from gateway.parser.parsing import Parsing, edited
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.exchange import Exchange
 from gateway.request.owner import owner
-
-HISTORY_SHARE: Final = 0.9  # share of the largest body, which leaves room for the new items
 
 
 class Recall:
@@ -153,7 +150,7 @@ class Recall:
         if items is not None:
             turn = self._histories.after(owner_id, history, items)
         elif self.on and (api.keeps or api.refers or api.references):
-            turn = await self._histories.begin(owner_id, history, self._max_bytes, maybe_at_replica=maybe_at_replica)
+            turn = await self._histories.begin(owner_id, history, max_history(self._live), maybe_at_replica=maybe_at_replica)
         elif not (history.previous or history.conversation):
             turn = self._histories.fresh(owner_id, history)
             turn.disable()
@@ -169,7 +166,7 @@ class Recall:
         client = request.lease.account.client
         references = await self._histories.reader.references(history.members.raw, client)
         ids = list(dict.fromkeys(id_ for _, _, id_ in references))
-        max_bytes = self._max_bytes - sum(map(len, turn.before))
+        max_bytes = max_history(self._live) - sum(map(len, turn.before))
         items = await self._histories.items(owner(request, caller), ids, max_bytes, charge_to(request), client)
         size = sum(len(items[id_]) for _, _, id_ in references)  # an item may be referenced several times
         if size > max_bytes:
@@ -183,11 +180,6 @@ class Recall:
                 () if turn.parent == history.previous else turn.before
             )  # items missing in the store are stored with this response
             turn.request_items = b",".join([piece for piece in (*known, history.own) if piece])
-
-    @property
-    def _max_bytes(self) -> int:
-        """The largest history, in bytes."""
-        return int(self._live.max_body * HISTORY_SHARE)
 
 
 async def run_request(api: ApiRequest, history: History, lease: MemoryLease) -> ApiRequest:

@@ -6,7 +6,7 @@ members that clients assemble from events.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -21,7 +21,7 @@ from gateway.features.prompt_log.naming.messages import message_entries
 from gateway.features.prompt_log.naming.parts import parts_of
 from gateway.features.prompt_log.naming.responses import item_entries
 
-MAX_VALUES = 1 << 14  # of an answer that is read in the event loop, and of the arguments in it
+MAX_VALUES: Final = 1 << 14  # of an answer that is read in the event loop, and of the arguments in it
 
 
 def entries_in(body: bytes, form_: str) -> list[Entry]:

@@ -23,13 +23,13 @@ import orjson
 from gateway.admission.memory import LARGE_BODY, parsing
 from gateway.core import Core
 from gateway.database.failures import StoreFailed
-from gateway.dialects.json_structure import signs
 from gateway.dialects.table import UNLOGGED
 from gateway.errors import ClientStalled, GatewayError, over_budget
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.records import ExpiredObjectError, FoundTurn, RefMove, UnknownObjectError
+from gateway.features.histories.whole import max_history
 from gateway.features.prompt_log.base_phase import BasePhase
-from gateway.features.prompt_log.bases import HISTORY_SHARE, log_error, not_answering, outline_of
+from gateway.features.prompt_log.bases import log_error, not_answering, outline_of
 from gateway.features.prompt_log.divergence import diverged
 from gateway.features.prompt_log.header import ONCE_TOKEN, Wishes, answer_line, logs_off
 from gateway.features.prompt_log.log_jobs import LogJobs
@@ -40,7 +40,7 @@ from gateway.features.prompt_log.once.digest import named_digest
 from gateway.features.prompt_log.once.repeating import RepeatedAnswer
 from gateway.features.prompt_log.once.run import OnceRun
 from gateway.features.prompt_log.once.runs import OnceRuns, stopped
-from gateway.features.prompt_log.own_turns import QUICK_BYTES, QUICK_SIGNS
+from gateway.features.prompt_log.own_turns import is_named_at_once
 from gateway.features.runs.answer_followers import AnswerFollowers, begin_stream, id_lines
 from gateway.features.runs.passing import Gate
 from gateway.request.client import ClientReply
@@ -168,7 +168,7 @@ class OnceAnswers:
         form, body, lease = FORMS_BY_PATH[exchange.request.path], exchange.api.body, exchange.request.lease
         base, _ = await self._base.base(exchange, form, wishes)
         client = lease.account.client
-        if len(body) <= QUICK_BYTES and signs(body) <= QUICK_SIGNS:
+        if is_named_at_once(body):
             return await self._core.parsing.turns.take(partial(named_digest, body, form, base, wishes.frame), client)
         with parsing(lease, len(body)):
             found = await self._core.parsing.process.run((OPERATION, form, base, wishes.frame), body, client)
@@ -235,7 +235,7 @@ class OnceAnswers:
             raise gone from None
         if expires_at is None:
             raise gone
-        max_bytes = int(self._core.live.max_body * HISTORY_SHARE)
+        max_bytes = max_history(self._core.live)
         if asked.expect is not None and head_name(asked.expect) != row.log.input_head:
             given = FoundTurn(row.id, row.log.form, at_input=True, open=b"[]")
             base = await outline_of(turns, owner_id, given, max_bytes)
