@@ -111,7 +111,9 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
     ),
     "transformers only": (
         Flag("--device", None, "auto", None, "auto: a GPU if there is one", choices=("auto", "cpu", "cuda")),
-        Flag("--dtype", None, "bfloat16", None, "type of weights and KV cache", choices=("bfloat16", "float32")),
+        Flag("--dtype", None, "auto", None,
+             "type of weights and KV cache; auto: bfloat16, or float32 on a processor that does not multiply bfloat16",
+             choices=("auto", "bfloat16", "float32")),
         Flag("--batch-tokens", "TOKENS", 512, _positive_int, "most tokens computed in a step"),
         Flag("--max-model-len", "TOKENS", None, _positive_int, "context", default_text="the model's own"),
         Flag("--threads", "N", _cpus(), _positive_int, "CPU threads of torch"),

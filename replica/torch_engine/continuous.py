@@ -55,7 +55,7 @@ class ContinuousConfig:
     """How to run a model. Sizes in tokens, except `max_batch` (requests) and `threads`. 0: torch or the device decides."""
 
     device: str = "auto"
-    dtype: str = "bfloat16"
+    dtype: str = "auto"
     kv_tokens: int = 0
     block_size: int = 16
     max_batch: int = 16

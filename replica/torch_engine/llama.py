@@ -22,6 +22,7 @@ from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM
 from transformers.generation.continuous_batching.cache import group_layers_by_attn_type
 
 from replica.torch_engine.attention import AttentionStep
+from replica.torch_engine.loading import multiplies_bfloat16
 
 log = logging.getLogger(__name__)
 SUPPORTED = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
@@ -140,7 +141,7 @@ def _unsupported(model: Any) -> Iterator[str]:
         yield f"the model is on {model.device}"
     if not torch.backends.mkldnn.is_available():
         yield "this torch has no oneDNN"
-    elif model.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    elif model.dtype == torch.bfloat16 and not multiplies_bfloat16():
         yield "this processor does not multiply bfloat16"
     if type(model) not in SUPPORTED:
         yield f"{type(model).__name__} is not one of the supported classes"

@@ -48,8 +48,15 @@ def random_weights(path: Path, bundled: Callable[[], Path]) -> RandomWeights:
     return RandomWeights(config, config.parent if beside else bundled())
 
 
+def multiplies_bfloat16() -> bool:
+    """True if this processor does. Others compute it some ten times slower than float32."""
+    return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def load(model: str | Path | RandomWeights, dtype: str, device: torch.device) -> tuple[Any, Any]:
-    """The tokenizer and the model, on the device. Raises SetupError."""
+    """The tokenizer and the model, on the device. dtype: its name, or "auto". Raises SetupError."""
+    if dtype == "auto":
+        dtype = "bfloat16" if device.type != "cpu" or multiplies_bfloat16() else "float32"
     folder = model.tokenizer if isinstance(model, RandomWeights) else model
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -117,7 +117,8 @@ def _write_config(replicas: Sequence[str], stack: contextlib.ExitStack) -> Path:
         "listen": "127.0.0.1:0",
         "pools": [{"replicas": list(replicas)}],
         "prices": dict.fromkeys(_MODELS, script.PRICES),
-        "limits": {"drain_accept_s": 0},  # it ends with its only client
+        # It ends with its only client. Answers begin with their first token, so that their heads name the replica.
+        "limits": {"drain_accept_s": 0, "keepalive_s": 0},
         "routing": {"expose_headers": "all"},  # the table shows them, even if an admin key is set
     }
     path.write_text(json.dumps(config), "utf-8")

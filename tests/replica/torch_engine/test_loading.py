@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from replica.engine import EngineRequest
+from replica.torch_engine import loading
 from replica.torch_engine.checkpoint import fingerprint
 from replica.torch_engine.loading import RandomWeights, load, random_weights
 from tests.replica.tiny import VOCABULARY, answer, running, tiny_model
@@ -92,6 +93,14 @@ def shape(folder: Path, **changed: object) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(fields | changed))
     return folder
+
+
+@pytest.mark.parametrize(("multiplies", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_weights_are_in_bfloat16_where_the_processor_multiplies_it(
+    good: Path, monkeypatch: pytest.MonkeyPatch, multiplies: bool, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(loading, "multiplies_bfloat16", lambda: multiplies)
+    assert load(good, "auto", CPU)[1].dtype == dtype
 
 
 def test_a_folder_that_has_a_tokenizer_is_enough(good: Path) -> None:
