@@ -16,9 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from replica.engine import EngineRequest
-from replica.torch_engine import loading
 from replica.torch_engine.checkpoint import fingerprint
-from replica.torch_engine.loading import RandomWeights, load, random_weights
+from replica.torch_engine.loading import RandomWeights, load, multiplies_bfloat16, random_weights
 from tests.replica.tiny import VOCABULARY, answer, running, tiny_model
 
 pytestmark = pytest.mark.model  # not the model, but transformers: seconds to import
@@ -95,12 +94,8 @@ def shape(folder: Path, **changed: object) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("multiplies", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_weights_are_in_bfloat16_where_the_processor_multiplies_it(
-    good: Path, monkeypatch: pytest.MonkeyPatch, multiplies: bool, dtype: torch.dtype
-) -> None:
-    monkeypatch.setattr(loading, "multiplies_bfloat16", lambda: multiplies)
-    assert load(good, "auto", CPU)[1].dtype == dtype
+def test_weights_are_in_bfloat16_where_the_processor_multiplies_it(good: Path) -> None:
+    assert load(good, "auto", CPU)[1].dtype == (torch.bfloat16 if multiplies_bfloat16() else torch.float32)
 
 
 def test_a_folder_that_has_a_tokenizer_is_enough(good: Path) -> None:
