@@ -21,6 +21,8 @@ PRIORITY_HEADER: Final = "X-Priority"
 _STATUSES: Final = frozenset([200, 400, 503])  # 200: of a stream that begins with the error
 # vLLM: "Got priority 5 but Priority scheduling is not enabled."; SGLang: "Using priority is disabled for this server."
 _REFUSAL: Final = re.compile(rb"priority(?: scheduling)? is (?:not enabled|disabled)", re.IGNORECASE)
+# An engine's error, or a stream that begins with one. An answer that repeats a client's words begins otherwise.
+_ERROR: Final = re.compile(rb'\s*(?:event: *error\s+)?(?:data: *)?\{\s*(?:"error"\s*:|"(?:object|type)"\s*:\s*"error")')
 
 
 def priority_for(exchange: Exchange, state: ReplicaState) -> int | None:
@@ -50,4 +52,4 @@ def may_refuse(status: int) -> bool:
 
 def is_priority_refusal(begin: bytes) -> bool:
     """True if an answer that begins so may refuse the priority. A client can provoke such words."""
-    return b'"error"' in begin and _REFUSAL.search(begin) is not None
+    return _ERROR.match(begin) is not None and _REFUSAL.search(begin) is not None

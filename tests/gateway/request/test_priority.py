@@ -112,6 +112,13 @@ async def test_an_invalid_one_is_an_error() -> None:
         assert (answer.status, (await answer.json())["error"]["code"]) == (400, "invalid_priority")
 
 
-def test_a_generated_text_is_no_refusal() -> None:
-    text = b'data: {"choices": [{"delta": {"content": "Priority scheduling is not enabled."}}]}\n\n'
-    assert not is_priority_refusal(text)
+@pytest.mark.parametrize(
+    "begin",
+    [
+        b'data: {"choices": [{"delta": {"content": "Priority scheduling is not enabled."}}]}\n\n',
+        b'{"id": "r", "metadata": {"error": "Priority scheduling is not enabled."}}',
+        b'data: {"type": "response.created", "response": {"metadata": {"error": "priority is disabled"}}}\n\n',
+    ],
+)
+def test_an_answer_that_repeats_such_words_is_no_refusal(begin: bytes) -> None:
+    assert not is_priority_refusal(begin)
