@@ -12,6 +12,7 @@ from typing import Any
 from bench.soak.attacks import EXPECTED
 from bench.soak.clients import Tally
 from bench.soak.health import PAUSE_S, Answer
+from gateway.features.adoption.adoptions import MAX_GRACE_S
 from tests.chaos.load import ANSWERED, LOST, UNREACHED, WRONG
 from tests.chaos.stage import Stage
 
@@ -26,7 +27,7 @@ BOOKINGS: Mapping[str, float] = {
     "inflight_bytes": 256,
     "client_connections": 1,
 }
-SETTLE_S = 60.0
+SETTLE_S = 2 * MAX_GRACE_S + 30.0  # an answer without a client ends in its grace, and waits as long again for the same request
 # What a worker opens later and keeps: both ends of the socket pair to its parser process, and that process's three standard
 # files.
 LATER = {"files": 3, "other sockets": 2}
