@@ -299,6 +299,9 @@ class Adoptions(Abandonments):
         answer = self._waiting.get(identity_of(exchange, keeper.identify()))
         if answer is None:
             return None
+        if not answer.adoptable:  # it had ended, and its log made room for others
+            self._give_up(answer, "too_large")
+            return None
         record = exchange.record
         self._require_rights(exchange, answer)
         record.answer.own = True

@@ -431,6 +431,20 @@ async def test_an_answer_that_has_ended_leaves_its_place_to_one_that_runs() -> N
         assert (await abandoned(run), adoptions(run).answers.waiting) == ({"expired": 1}, 1)
 
 
+async def test_an_answer_whose_log_has_made_room_for_others_is_generated_again() -> None:
+    go = asyncio.Event()
+    async with FakeReplica([streams("hel", "lo", hold=go), answers("again")]) as replica, patient(replica) as run:
+        data = sent(CHAT, body_of(CHAT))
+        await asks_and_leaves(run, data, lambda: replica.requests)
+        go.set()
+        (ended,) = adoptions(run)._waiting.values()
+        await eventually(lambda: ended.task is None)
+        adoptions(run).logs.forget(ended.log_key)
+        status_, _, body = await gets(run, data)
+        assert (status_, b"again" in body, await abandoned(run)) == (200, True, {"too_large": 1}), body
+        assert nothing_is_held(run)
+
+
 # -- what nobody adopts
 
 
