@@ -55,12 +55,14 @@ class WorkerState:
     """The state of one worker.
 
     counters: its last snapshot, empty before the first. last_frame_at: time of its last frame. last_healthy_at: time of its
-    last frame while serving; before it serves, its start time. follows: it gets the events of other workers at once.
+    last frame while serving; before it serves, its start time. begun: it has sent a frame. follows: it gets the events of
+    other workers at once.
     """
 
     channel: Channel
     last_frame_at: float
     last_healthy_at: float
+    begun: bool = False
     serving: bool = False
     stopping: bool = False
     counters: bytes = b""
@@ -209,7 +211,7 @@ class Hub:
         state = self.workers.get(worker)
         if state is None:  # it has left; the message was in transit
             return
-        state.last_frame_at = self._clock()
+        state.last_frame_at, state.begun = self._clock(), True
         if state.serving:
             state.last_healthy_at = state.last_frame_at
         match message:
@@ -328,10 +330,12 @@ class Hub:
             del self._members[next(iter(self._members))]
         self._departure = self._clock()
 
-    def silent(self, for_s: float) -> Iterator[int]:
-        """The workers without a frame for `for_s`."""
-        since = self._clock() - for_s
-        return (worker for worker, state in self.workers.items() if state.last_frame_at < since)
+    def silent(self, for_s: float, start_s: float) -> Iterator[int]:
+        """The workers without a frame for `for_s`, or without their first one for `start_s`."""
+        now = self._clock()
+        return (
+            worker for worker, state in self.workers.items() if state.last_frame_at < now - (for_s if state.begun else start_s)
+        )
 
     def unhealthy(self, for_s: float) -> Iterator[int]:
         """The workers that have not served for `for_s`, according to their heartbeats."""

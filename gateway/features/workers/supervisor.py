@@ -69,12 +69,14 @@ BOOT = (
 class Patience:
     """Time limits for workers, in seconds.
 
-    hung_s: without a heartbeat for this time, a worker is killed. silent_s: without a heartbeat, or without serving, for this
-    time, other workers also get its new connections. short_life_s: a worker that ends earlier was short-lived. pause_s: before
-    a short-lived worker is replaced: first, longest.
+    hung_s: without a heartbeat for this time, a worker is killed. start_s: likewise before its first one, because a start takes
+    long on a busy machine. silent_s: without a heartbeat, or without serving, for this time, other workers also get its new
+    connections. short_life_s: a worker that ends earlier was short-lived. pause_s: before a short-lived worker is replaced:
+    first, longest.
     """
 
     hung_s: float = 30.0
+    start_s: float = 300.0
     silent_s: float = 2.5
     short_life_s: float = 5.0
     pause_s: tuple[float, float] = 0.5, 30.0
@@ -324,7 +326,7 @@ class Supervisor:
                 log.exception("watching the workers failed")
 
     def _kill_hung(self) -> None:
-        silent = set(self.hub.silent(self._patience.hung_s))
+        silent = set(self.hub.silent(self._patience.hung_s, self._patience.start_s))
         for slot in self.slots:
             state = self.hub.workers.get(slot.worker)
             if state and slot.process and (slot.worker in silent or state.channel.unsent > CHANNEL_UNSENT_BYTES):

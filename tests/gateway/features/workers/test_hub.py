@@ -326,19 +326,20 @@ def test_a_worker_that_sends_nothing_for_long_is_silent() -> None:
     now.time = 20.0
     end.receives(Heartbeat())
     now.time = 40.0
-    assert list(made.silent(30.0)) == [second]
+    assert list(made.silent(30.0, 30.0)) == [second]
+    assert not list(made.silent(30.0, 300.0)), "its start takes long"
     end.receives(Heartbeat("serving"))
     end.receives(Heartbeat())
     assert (list(made.healthy(1.0)), list(made.unhealthy(2.0))) == ([first], [second])
     now.time = 45.0
     assert (list(made.healthy(1.0)), list(made.unhealthy(2.0))) == ([], [first, second])
     made.excuse_pause(5.0)  # the supervisor was stopped
-    assert (list(made.healthy(1.0)), list(made.unhealthy(2.0)), list(made.silent(30.0))) == ([first], [second], [second])
+    assert (list(made.healthy(1.0)), list(made.unhealthy(2.0)), list(made.silent(30.0, 30.0))) == ([first], [second], [second])
     assert repr(made) == f"<Hub of {first}, {second}, <History of 0 messages, 0 bytes>>"
     end.receives(Heartbeat())  # what has waited is read before the supervisor sees how long it was stopped
     made.excuse_pause(3600.0)
     now.time += 31.0
-    assert first in made.silent(30.0), "no worker's last message is in the future"
+    assert first in made.silent(30.0, 30.0), "no worker's last message is in the future"
 
 
 # -- counters of what has left
