@@ -1,6 +1,7 @@
 """TLS handshakes of accepted connections, without holding up the event loop.
 
     accepted ──► first bytes of the client ──► PER_TURN in one turn of the loop ──► handshake ──► the server's protocol
+       │                  ├── of plain HTTP: 400, closed     │                          │
        │                  └── none within HANDSHAKE_S ───────┬──────────────────────────┘
        └── beyond MAX_OPENING, or a client's share ──────────┴──► closed
 
@@ -25,6 +26,12 @@ PER_TURN: Final = 4
 MAX_OPENING: Final = 2048  # connections before the end of their handshake
 HANDSHAKE_S: Final = 10.0
 SHUTDOWN_S: Final = 10.0  # for the client's answer to the end of a connection
+_ERROR: Final = b'{"error":{"message":"This port speaks TLS. Use https://","type":"invalid_request_error","param":null,"code":"invalid_http"}}'
+_PLAIN: Final = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b"
+    % (len(_ERROR), _ERROR)
+)
+_FIRST: Final = 64 << 10  # bytes of a plain request that are read: unread ones could cost the client its answer
 
 
 class Handshakes:
@@ -55,6 +62,10 @@ class Handshakes:
         try:
             async with asyncio.timeout(self._handshake_s):
                 await self._first_bytes(client)
+                if client.recv(1, socket.MSG_PEEK).isalpha():  # a method of HTTP without TLS: no record of TLS begins so
+                    client.recv(_FIRST)
+                    client.send(_PLAIN)
+                    raise ConnectionAbortedError("a request without TLS")
                 await self._turn()
             await self._loop.connect_accepted_socket(
                 self._make_protocol,

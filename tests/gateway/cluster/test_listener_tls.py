@@ -249,6 +249,8 @@ async def test_what_is_no_handshake_ends(folder: Path, sent: bytes) -> None:
     with pytest.raises((OSError, TimeoutError)):
         await handshakes.open(two)
     assert (handshakes.opening.open, made) == (0, [])
+    if b"HTTP" in sent:
+        assert b"Use https://" in one.recv(1000)
     one.close()
     two.close()
 
