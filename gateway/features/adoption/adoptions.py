@@ -134,10 +134,13 @@ class Adoptions(Abandonments):
         return True
 
     def _admit(self, place: tuple[str, str]) -> bool:
-        """Takes a place; if there is none, that of an answer that has ended. O(MAX_WAITING)."""
+        """Takes a place; if there is none, that of an answer that has ended, of the same owner or address. O(MAX_WAITING)."""
         if self.places.admit(*place):
             return True
-        ended = next((answer for answer in self._waiting.values() if answer.task is None and answer.place == place), None)
+        at = 0 if self.places.is_full(place[0]) else 1
+        ended = next(
+            (answer for answer in self._waiting.values() if answer.task is None and answer.place[at] == place[at]), None
+        )
         if ended is None:
             return False
         self._give_up(ended, "expired")

@@ -12,6 +12,6 @@ class AdoptionMetrics:
         self.abandoned = make.counter(
             "abandoned_answers_total",
             "Answers that went on after their client had left (limits.adopt_s), by what became of them: adopted by the same"
-            " request, expired, failed, too_large, second.",
+            " request, expired, failed, too_large, second, continued.",
             "result",
         )

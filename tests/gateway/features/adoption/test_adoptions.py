@@ -431,6 +431,21 @@ async def test_an_answer_that_has_ended_leaves_its_place_to_one_that_runs() -> N
         assert (await abandoned(run), adoptions(run).answers.waiting) == ({"expired": 1}, 1)
 
 
+async def test_an_answer_that_has_ended_leaves_its_place_to_its_owner_at_another_address() -> None:
+    """A key is used on many machines."""
+    async with FakeReplica([streams("hel", "lo", hold=(go := asyncio.Event()))]) as replica, patient(replica) as run:
+        places = adoptions(run).places = RunPlaces(100, 1)
+        await asks_and_leaves(run, sent(CHAT, body_of(CHAT)), lambda: replica.requests)
+        (answer,) = adoptions(run)._waiting.values()
+        other = (answer.place[0], "192.0.2.1")
+        assert not adoptions(run)._admit(other), "it runs"
+        go.set()
+        await eventually(lambda: answer.task is None)
+        assert adoptions(run)._admit(other)
+        places.release(*other)
+        assert nothing_is_held(run)
+
+
 async def test_an_answer_whose_log_has_made_room_for_others_is_generated_again() -> None:
     go = asyncio.Event()
     async with FakeReplica([streams("hel", "lo", hold=go), answers("again")]) as replica, patient(replica) as run:
