@@ -114,9 +114,10 @@ async def test_a_chat_survives_a_lost_answer_a_purge_and_a_second_device(
             other.messages, other.head = list(chat.messages), chat.head
             assert chat.say("from here")
             assert not other.say("from there")
+            assert not other.say("still there")
             other.merge()
             texts = [message["content"] for message in other.messages]
-            said = ["one", "two", "three", "four", "from here", "from there"]
+            said = ["one", "two", "three", "four", "from here", "from there", "still there"]
             assert texts == [text for each in said for text in (each, SAID["content"])]
             assert other.say("and on")
 
