@@ -75,6 +75,12 @@ def test_the_client_in_python_names_what_it_reads() -> None:
     assert found == expected(REFUSED | {"numbers"})
 
 
+def test_the_client_in_python_refuses_a_custom_call() -> None:
+    call = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "x"}}
+    with pytest.raises(ValueError, match="custom"):
+        module().head([{"role": "assistant", "content": None, "tool_calls": [call]}])
+
+
 def test_the_client_in_javascript_has_the_names_of_all_vectors(tmp_path: Path) -> None:
     node = shutil.which("node") or missing("node is missing")
     vectors = Path(__file__).with_name("vectors.json")
