@@ -35,17 +35,17 @@ def entry(message, open_calls):
     content, id_, of = message.get("content") or [], message.get("tool_call_id"), 0
     content = [{"type": "text", "text": content}] if isinstance(content, str) else content
     more = [name for name, value in message.items() if value not in (None, []) and name not in READ]
-    if more or any(part.keys() != {"type", "text"} for part in content):
-        raise ValueError(f"something that is not named here: {more or 'a part of the content'}")
+    calls = message.get("tool_calls") or []
+    if more or any(part.keys() != {"type", "text"} for part in content) or any("function" not in call for call in calls):
+        raise ValueError(f"something that is not named here: {more or 'a part of the content, or a custom call'}")
     if message["role"] == "tool" and open_calls:
         of = open_calls.index(id_) if id_ in open_calls else 0
         del open_calls[of]
-    calls = [call["function"] for call in message.get("tool_calls") or ()]
-    open_calls += [call.get("id") for call in message.get("tool_calls") or ()]
+    open_calls += [call.get("id") for call in calls]
     made = {"role": message["role"].replace("developer", "system"), "of": of}
     made["content"] = [{"text": part["text"]} for part in content if part["text"]]
     made["reasoning"] = message.get("reasoning") or message.get("reasoning_content")
-    made["calls"] = [{"name": call["name"], "arguments": parsed(call["arguments"])} for call in calls]
+    made["calls"] = [{"name": call["function"]["name"], "arguments": parsed(call["function"]["arguments"])} for call in calls]
     return {name: value for name, value in made.items() if value}
 
 

@@ -9,6 +9,8 @@ import urllib.request
 
 import prompt_log
 
+EMPTY = prompt_log.head([])
+
 
 def told(header):
     """{"head": "pl1_...", "length": 42, "kept": True} of an answer's header Prompt-Log."""
@@ -21,7 +23,7 @@ class Chat:
 
     def __init__(self, url, key, model, ref):
         self.url, self.key, self.model, self.ref = url, key, model, ref
-        self.messages, self.head, self.base = [], "", ""
+        self.messages, self.head = [], ""
 
     def call(self, method, path, body=None, header="name"):
         headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json", "Prompt-Log": header}
@@ -32,7 +34,7 @@ class Chat:
 
     def say(self, text):
         """Adds a turn and its answer. False: another device has moved the ref, so `merge` comes next."""
-        turn, wishes, self.base = {"role": "user", "content": text}, f'keep, ref="{self.ref}"', self.head
+        turn, wishes = {"role": "user", "content": text}, f'keep, ref="{self.ref}"'
         try:
             if not self.head:
                 raise LookupError
@@ -53,23 +55,26 @@ class Chat:
             self.head = self.call("GET", f"/v1/logs/{given}")[0]["children"][0]["head"]
         except (LookupError, urllib.error.HTTPError):
             return False
-        self.messages += [turn, *self.after(given)]
+        self.messages += [turn, *messages_of(self.entries(self.head, given))]
         return True
 
     def merge(self):
-        """Puts what this device has said after what the other one has."""
+        """Puts what this device has said since their common head after what the other one has."""
         theirs = self.call("GET", f"/v1/logs/refs/{self.ref}")[0]["head"]
-        copied = {"from": self.head, "since": self.base} if self.base else {"from": self.head}
-        body = {"form": "chat", "base": theirs, "ref": self.ref, "copy": copied}
+        known = {EMPTY, *(entry["head"] for entry in self.entries(theirs))}
+        common = [head for head in [EMPTY, *(entry["head"] for entry in self.entries(self.head))] if head in known]
+        body = {"form": "chat", "base": theirs, "ref": self.ref, "copy": {"from": self.head, "since": common[-1]}}
         self.head = self.call("POST", "/v1/logs", body)[0]["head"]
-        self.messages = self.after("")
+        self.messages = messages_of(self.entries(self.head))
 
-    def after(self, since):
-        """The messages of the log after a head; "": all of them."""
+    def entries(self, head, since=EMPTY):
+        """The entries of a log after a head."""
         found, more = [], True
         while more:
-            query = f"?since={since}" if since else ""
-            page = self.call("GET", f"/v1/logs/{self.head}/entries{query}")[0]
-            found += [message for entry in page["entries"] for message in entry["body"]]
-            more, since = page["more"], page["entries"][-1]["head"]
+            page = self.call("GET", f"/v1/logs/{head}/entries?since={since}")[0]
+            found, more, since = found + page["entries"], page["more"], page["entries"][-1]["head"]
         return found
+
+
+def messages_of(entries):
+    return [message for entry in entries for message in entry["body"]]

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from gateway.features.prompt_log.naming.canonical import NoNameError
 from gateway.features.prompt_log.naming.entries import (
+    MARKERS,
     Entry,
     Log,
     OpenCalls,
@@ -24,7 +25,7 @@ _CALLS: Final = ("function_call", "custom_tool_call")
 _RESULTS: Final = ("function_call_output", "custom_tool_call_output")
 _OUTSIDE: Final = ("previous_response_id", "conversation", "prompt")  # members that name turns outside of the body
 _ITEM_IDS: Final = frozenset(["id", "status"])
-_NOT_IN_FUNCTION: Final = frozenset(["type", "strict"])
+_NOT_IN_FUNCTION: Final = MARKERS | {"type", "strict"}
 
 
 def responses_log(body: dict[str, Any], calls: OpenCalls, *, named: bool = False) -> Log:

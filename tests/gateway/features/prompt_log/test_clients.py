@@ -75,6 +75,12 @@ def test_the_client_in_python_names_what_it_reads() -> None:
     assert found == expected(REFUSED | {"numbers"})
 
 
+def test_the_client_in_python_refuses_a_custom_call() -> None:
+    call = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "x"}}
+    with pytest.raises(ValueError, match="custom"):
+        module().head([{"role": "assistant", "content": None, "tool_calls": [call]}])
+
+
 def test_the_client_in_javascript_has_the_names_of_all_vectors(tmp_path: Path) -> None:
     node = shutil.which("node") or missing("node is missing")
     vectors = Path(__file__).with_name("vectors.json")
@@ -114,9 +120,10 @@ async def test_a_chat_survives_a_lost_answer_a_purge_and_a_second_device(
             other.messages, other.head = list(chat.messages), chat.head
             assert chat.say("from here")
             assert not other.say("from there")
+            assert not other.say("still there")
             other.merge()
             texts = [message["content"] for message in other.messages]
-            said = ["one", "two", "three", "four", "from here", "from there"]
+            said = ["one", "two", "three", "four", "from here", "from there", "still there"]
             assert texts == [text for each in said for text in (each, SAID["content"])]
             assert other.say("and on")
 

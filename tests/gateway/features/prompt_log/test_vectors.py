@@ -44,6 +44,17 @@ def test_a_body_has_its_frame_its_entries_and_its_names(vector: dict[str, Any], 
     assert [head_name(chain) for chain in names.latest] == vector["heads"]
 
 
+@pytest.mark.parametrize("marker", ["cache_control", "prompt_cache_breakpoint"])
+def test_a_cache_marker_of_a_tool_does_not_count_in_any_dialect(marker: str) -> None:
+    function, own = {"name": "read", "parameters": {}}, {marker: {"type": "ephemeral"}}
+    chat = {"messages": [], "tools": [{"type": "function", "function": function, **own}]}
+    messages = {"messages": [], "tools": [{"name": "read", "input_schema": {}, **own}]}
+    responses = {"input": [], "tools": [{"type": "function", **function, **own}]}
+    bodies = {"chat": chat, "messages": messages, "responses": responses}
+    bare = names_in(json.dumps({"input": [], "tools": [{"type": "function", **function}]}).encode(), "responses").frame
+    assert {names_in(json.dumps(body).encode(), form).frame for form, body in bodies.items()} == {bare}
+
+
 def test_a_thousand_turns_have_their_head() -> None:
     vector = next(each for each in VECTORS["vectors"] if each["name"] == "thousand")
     body = {"messages": [{"role": ("user", "assistant")[at % 2], "content": f"turn {at}"} for at in range(1000)]}
