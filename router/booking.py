@@ -23,7 +23,7 @@ class Owner:
     def move(self, booking: Booking, replicas: Collection[str], now: float) -> None:
         raise NotImplementedError
 
-    def release(self, booking: Booking, now: float) -> None:
+    def release(self, booking: Booking, now: float) -> bool:
         raise NotImplementedError
 
     def close(self, booking: Booking, outcome: Outcome, now: float) -> bool:
@@ -125,13 +125,16 @@ class Booking:
         if not (self.lease.decoding or self.lease.closed):
             self._owner.first_token(self, now)
 
-    def release(self, now: float) -> None:
-        """The request waits for its lead no longer: it is sent, or moves."""
-        if self.lead is not None:
-            self._owner.release(self, now)
+    def release(self, now: float) -> bool:
+        """The request waits for its lead no longer. True: its replica does not hold the prefix for which it was chosen, so
+        `move` it; else it is sent.
+        """
+        return self.lead is not None and self._owner.release(self, now)
 
     def move(self, replicas: Collection[str], now: float) -> None:
-        """The replica failed before its first byte: choose again among `replicas` (not empty), and move the booking there."""
+        """The replica failed before its first byte, or does not hold what the request waited for (`release`): choose again
+        among `replicas` (not empty), and move the booking there.
+        """
         if not self.lease.closed:
             self._owner.move(self, replicas, now)
 

@@ -12,8 +12,12 @@ It is safe only where nothing is lost by it, so a request waits only if
 - a first token will show the end of the prefill before it: plain answers show none;
 - no request of others is there: in the engine's queue each request has a turn to lose.
 
-A waiting request is booked and credited like all others, and the price of the replica counts it (`ReplicaLoad.before`): a new
-one waits for its predecessors in the line, and delays its successors. The wait is bounded (`Lead.most_s`).
+A waiting request is booked like all others, and the price of the replica counts it (`ReplicaLoad.before`): a new one waits for
+its predecessors in the line, and delays its successors. The wait is bounded (`Lead.most_s`).
+
+Engines keep no blocks for requests that wait, so a long line of long prompts can evict the prefixes of its own later ones, and
+each of these then evicts another one. So a request is credited when it is sent, as the engine uses its blocks then, and if the
+replica has lost more than LEAST_S of its match by then, it is chosen again: mostly for a replica without a line.
 """
 
 from __future__ import annotations

@@ -334,6 +334,15 @@ class Lease:
             load.leave_queue(self)
             load.enqueue_sent(self)
 
+    def withdraw(self) -> None:
+        """Before a new choice, which it does not delay itself: its tokens are no longer booked, until it moves."""
+        if self.closed or self.decoding:
+            return
+        self.load.booked_tokens -= self.uncached_tokens
+        if self.remote:
+            self.load.remote_booked_tokens -= self.uncached_tokens
+        self.uncached_tokens = 0
+
     def move(self, replica: str, prompt_tokens: int, uncached_tokens: int, now: float) -> None:
         """Book on another replica instead (failover). Ignored if closed."""
         if self.closed:

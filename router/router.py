@@ -30,7 +30,7 @@ from typing import Final
 from router.booking import Booking, Owner
 from router.index.paid import PaidPrefixes
 from router.index.trie import RadixTrie
-from router.late import TurnInLine, turn_of
+from router.late import LEAST_S, TurnInLine, turn_of
 from router.leading import lead_of
 from router.learning.adapters import Adapters
 from router.learning.allowances import Allowances, UncountedMemory
@@ -293,9 +293,7 @@ class Router(Owner):
         if lease.ahead is not None and best.matched_blocks:
             self._follow(booking, now)
         if booking.lead is None:
-            self._credit(booking)
-            if lease.ahead is not None and self._least_cost:
-                booking.lead = turn_of(lease, now)
+            self._line_up(booking, now)
         if self.journal:
             self.journal.opened(booking)
         return booking
@@ -327,7 +325,8 @@ class Router(Owner):
 
     def move(self, booking: Booking, replicas: Collection[str], now: float) -> None:
         """See Booking.move."""
-        quotes = self._quotes(booking.prompt, replicas, now)
+        booking.lease.withdraw()
+        quotes = self._quotes_again(booking, replicas, now)
         booking.decision = decision = self._decide(quotes)
         best = decision.best
         booking.unseen = quotes.unseen.get(best.replica, 0)
@@ -336,9 +335,7 @@ class Router(Owner):
         if booking.lease.ahead is not None and best.matched_blocks:
             self._follow(booking, now)
         if booking.lead is None:
-            self._credit(booking)
-            if booking.lease.ahead is not None and self._least_cost:
-                booking.lead = turn_of(booking.lease, now)
+            self._line_up(booking, now)
         if self.journal:
             self.journal.moved(booking)
 
@@ -363,18 +360,22 @@ class Router(Owner):
         if left not in self._replicas:
             self.ledger.remove(left)
 
-    def release(self, booking: Booking, now: float) -> None:
+    def release(self, booking: Booking, now: float) -> bool:
         """See Booking.release."""
         lead, booking.lead = booking.lead, None
         if isinstance(lead, TurnInLine):
+            if self._lost_match_s(booking, now) > LEAST_S:
+                return True
             booking.lease.begin_turn(now)
-            return
+            self._credit(booking)
+            return False
         lost = lead is not None and lead.lost
         if lead is not None and lead.computed and not lead.after_s:
             lead.awaited, booking.beside = True, lead  # the cached tokens will show if it was found
         booking.lease.release(now)
         if not lost:
             self._credit(booking)
+        return lost
 
     def close(self, booking: Booking, outcome: Outcome, now: float) -> bool:
         """See Booking.close."""
@@ -464,6 +465,13 @@ class Router(Owner):
                 self._expect(quotes, parent, sessions.kin.value(prompt.origin))
         return quotes
 
+    def _quotes_again(self, booking: Booking, replicas: Collection[str], now: float) -> Quotes:
+        """The quotes of a booked prompt, of which its own lease computes nothing."""
+        booking.lease.keys = b""
+        quotes = self._quotes(booking.prompt, replicas, now)
+        booking.lease.keys = booking.prompt.keys
+        return quotes
+
     def _expect(self, quotes: Quotes, session: Session, share: float) -> None:
         scale = self.units_per_token(quotes.prompt.scale)
         quotes.expect(self.sessions, session, share, quotes.now - self.trie.ttl_s, scale)
@@ -531,6 +539,21 @@ class Router(Owner):
             matched = max(0, lease.prompt_tokens - lease.uncached_tokens)  # another router's numbers may be of two moments
             next_turn = matched * 2 >= lease.prompt_tokens
             self.ledger.record_return(lease.load, idle_s, min(1.0, matched / TURN_TOKENS), next_turn, now)
+
+    def _line_up(self, booking: Booking, now: float) -> None:
+        """The booking's place in the line of its replica, or its credit if it is sent at once."""
+        lease = booking.lease
+        if lease.ahead is not None and self._least_cost:
+            booking.lead = turn_of(lease, now)
+        if booking.lead is None:
+            self._credit(booking)
+
+    def _lost_match_s(self, booking: Booking, now: float) -> float:
+        """The prefill of what the replica has evicted of the booking's match during its wait. O(edges on the prompt's path)."""
+        prompt, lease = booking.prompt, booking.lease
+        held = self._quotes_again(booking, [lease.replica], now).matched.get(lease.replica, 0)
+        tokens = (booking.matched_blocks - held) * prompt.block_units / self.units_per_token(prompt.scale)
+        return tokens / lease.load.rate.value
 
     def _follow(self, booking: Booking, now: float) -> None:
         """Set the lease that computes a part of the booking's match: to wait for it, or to learn from it. O(1)."""

@@ -85,8 +85,8 @@ class Metrics:
         self.request_seconds = make.seconds("request", "Request read to last byte of its response.", *_REQUEST_LABELS)
         self.held_seconds = make.seconds(
             "held",
-            "Wait for another request that computed the same prefix, by its end: computed, late (the time was up), lost (nobody"
-            " computed it any more: this one did), left (by its client).",
+            "Wait for another request that computed the same prefix, or in the line of a replica, by its end: computed, late"
+            " (the time was up), lost (the prefix is not there any more: it was routed again), left (by its client).",
             "result",
         )
         self.ttft_seconds = make.seconds(

@@ -194,6 +194,7 @@ class Simulation:
         self._placement = placement
         self._shared = shared
         self._apart = spec.apart
+        self._names = spec.names
         self._now = 0.0
         self._latency_s = spec.latency_s
         one_cache, one_queue = Cache(spec.kv_tokens * spec.replicas), deque[ServedRequest]()
@@ -237,6 +238,10 @@ class Simulation:
     def _arrive(self, request: SimulatedRequest, now: float) -> None:
         served = ServedRequest(request, now)
         served.replica, served.handle = self._placement.place(request, now)
+        self._wait(served, now)
+
+    def _wait(self, served: ServedRequest, now: float) -> None:
+        """Send the request, once its lead has its first token if it has one."""
         booking = self._placement.booking_of(served.handle)
         if booking is not None and (lead := booking.lead) is not None:
             lead.watch(lambda: self._at(self._now, self._release, served))
@@ -260,8 +265,13 @@ class Simulation:
     def _release(self, served: ServedRequest, now: float) -> None:
         """The lead has its first token, or the time is up. Idempotent."""
         booking = self._placement.booking_of(served.handle)
-        if booking is not None and booking.lead is not None:
-            booking.release(now)
+        if booking is None or booking.lead is None:
+            return
+        if booking.release(now):
+            booking.move(self._names, now)
+            served.replica = self._names.index(booking.lease.replica)
+            self._wait(served, now)
+        else:
             self._send(served, now)
 
     def _send(self, served: ServedRequest, now: float) -> None:

@@ -219,3 +219,39 @@ def test_any_evidence_is_forgotten_after_enough_of_the_other(evidence: list[tupl
     for _ in range(3):
         serial.learn(10_000, 0.1, 10_000)
     assert not serial.proven
+
+
+def test_a_request_whose_match_was_evicted_while_it_waited_is_chosen_again() -> None:
+    router = router_of("r1", "r2")
+    router.add(Replica("r1", 100 * BLOCK, shares_inflight=True))
+    first = send(router, "x", 60)
+    finish(first, 6.0)
+    running = send(router, "a", 90, 10.0)
+    text = b"x" * 60 + b"y"
+    later = router.choose(Prompt(keys_of(text), len(text) * BLOCK, BLOCK, ""), ["r1", "r2"], 10.0)
+    assert (later.lease.replica, later.lease.uncached_tokens, called(later)) == ("r1", BLOCK, [False])
+    finish(running, 19.0)
+    blocks = send(router, "b", 20, 19.0)  # r1 is busy again
+    assert (called(later), later.release(19.0)) == ([True], True)
+    later.move(["r1", "r2"], 19.0)
+    assert (later.lease.replica, later.lease.uncached_tokens, later.lead) == ("r2", len(text) * BLOCK, None)
+    finish(blocks, 21.0)
+    finish(later, 25.1)
+    router.check()
+    assert not router.ledger.open_leases
+
+
+def test_a_request_that_is_chosen_again_does_not_wait_for_itself() -> None:
+    router = router_of("r1", "r2")
+    router.add(Replica("r1", 100 * BLOCK, shares_inflight=True))
+    finish(send(router, "x", 60), 6.0)
+    running = send(router, "a", 90, 10.0)
+    later = router.choose(Prompt(keys_of(b"x" * 60), 60 * BLOCK, BLOCK, ""), ["r1", "r2"], 10.0)
+    finish(running, 19.0)
+    busy = router.choose(Prompt(keys_of(b"z" * 20), 20 * BLOCK, BLOCK, ""), ["r2"], 19.0)
+    assert later.release(19.0)
+    later.move(["r1", "r2"], 19.0)
+    assert (later.lease.replica, later.decision.best.cost.queue_s) == ("r1", 0.0)
+    for booking in (busy, later):
+        finish(booking, 30.0)
+    router.check()

@@ -3,7 +3,8 @@
     choose ──► no lead ──────────────────────────────────────────► attempt
        │                 the lead has computed it, or is late ──►─┤
        └──► a lead: wait ┤                                        │
-              ▲          lost: it failed, left, or moved ──► choose again ──► no lead: this one computes it, and leads
+              ▲          lost: the lead failed, left, or moved,   │
+              │          or the replica evicted what it held ──► choose again ──► no lead: this one computes it, and leads
               └───────────────────────────────────────────────────────┘
 
 A request without a lead costs one look at its booking, and waits for nothing. The whole wait is bounded by MAX_S.
@@ -38,8 +39,8 @@ class HoldPhase:
             while (lead := booking.lead) is not None:
                 left_s = begun + MAX_LEAD_S - self._clock()
                 outcome = await _outcome(lead, left_s) if left_s > 0 else LATE
-                booking.release(self._clock())
-                if outcome == LOST:
+                if booking.release(self._clock()):
+                    outcome = LOST
                     self._choosing.again(exchange)
         finally:
             waited_s = self._clock() - begun
@@ -60,7 +61,7 @@ async def _outcome(lead: Lead, left_s: float) -> str:
             await _within(woken, min(lead.after_s, begun + left_s - loop.time()))
     finally:
         lead.unwatch(woken.set)
-    return LOST if lead.lost else COMPUTED if lead.over else LATE
+    return COMPUTED if lead.over else LATE
 
 
 async def _within(woken: asyncio.Event, seconds: float) -> None:
