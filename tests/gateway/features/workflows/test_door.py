@@ -388,7 +388,9 @@ async def test_an_error_after_the_first_byte_is_an_event_and_its_step_is_not_rep
             with pytest.raises(openai.APIError):
                 async for _ in await run.client.chat.completions.create(**chat(stream=True)):
                     pass
-    assert len(breaking.replica.requests) == 1
+            assert len(breaking.replica.requests) == 1
+            assert (await run.post(chat()))[0] == 502
+    assert len(breaking.replica.requests) == 3, "without a stream no text is out"
 
 
 async def test_a_gateway_that_goes_down_ends_the_stream_with_an_error(tmp_path: Path) -> None:
