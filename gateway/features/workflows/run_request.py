@@ -14,6 +14,7 @@ import msgspec
 import orjson
 
 from gateway.core import Core
+from gateway.dialects.json_structure import exceeds, too_complex
 from gateway.errors import GatewayError, bad_request
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.workflows.compiler import WorkflowCompiler, require_body_size, require_size
@@ -36,7 +37,7 @@ from gateway.request.client import Caller
 from gateway.request.exchange import Exchange
 
 MAX_METADATA: Final = 16 << 10  # bytes
-_MAX_VALUES: Final = 1 << 21  # about: texts and brackets of a body
+_MAX_QUOTES: Final = 1 << 22  # `exceeds` takes 25 ns for each
 _NONE: Final = msgspec.Raw()
 _KEYS: Final = ("workflow", "program", "inputs", "stream", "background", "limits", "metadata")
 _Members: Final = msgspec.defstruct("_Members", [(key, msgspec.Raw, _NONE) for key in _KEYS], forbid_unknown_fields=True)
@@ -164,10 +165,8 @@ class RunRequests:
 def read_body(raw: bytes) -> RunRequestBody:
     """Raises GatewayError 400 or 413."""
     require_body_size(raw)
-    if raw.count(b'"') // 2 + raw.count(b"[") + raw.count(b"{") > _MAX_VALUES:
-        raise GatewayError(
-            413, "workflow_too_large", f"A request for a workflow has at most {_MAX_VALUES:,} texts and brackets."
-        )
+    if raw.count(b'"') > _MAX_QUOTES or exceeds(raw):
+        raise too_complex()
     try:
         found = _read_members(raw)
         members = {key: bytes(value) for key in _KEYS if (value := getattr(found, key)) is not _NONE}
