@@ -29,7 +29,7 @@ from gateway.features.workflows.language.workflow import RunLimits, Workflow
 from gateway.features.workflows.run_request import RunRequestBody, RunRequests
 from gateway.features.workflows.running.event_stream import EventSender
 from gateway.features.workflows.running.messages import RunEvent
-from gateway.features.workflows.running.outputs import PASSING, PASSING_RESET
+from gateway.features.workflows.running.outputs import PASSING, PASSING_RESET, RETRACTED
 from gateway.features.workflows.running.passing import PassingText
 from gateway.features.workflows.running.run import EVENTS, WorkflowRun
 from gateway.features.workflows.running.run_order import RunOrder, RunServices
@@ -192,8 +192,12 @@ class DoorAnswer:
             self._done = False
 
     def _send_fresh(self) -> None:
-        """Sends the text that has come since the last call, or the value in one piece."""
-        source = self.run.scheduler.board.passing.source()
+        """Sends the text that has come since the last call, or the value in one piece; none if it is retracted."""
+        board = self.run.scheduler.board
+        output = board.outputs.get(self._primary) if self._yielded else None
+        if output is not None and output.state == RETRACTED:
+            return
+        source = board.passing.source()
         if source is not None:
             text = "".join(self._texts.pop(source.name, ()))
         elif self._done and self._certain:

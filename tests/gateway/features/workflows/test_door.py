@@ -405,9 +405,9 @@ async def test_a_gateway_that_goes_down_ends_the_stream_with_an_error(tmp_path: 
         await ending
 
 
-@pytest.mark.parametrize(("verdict", "text"), [("Yes", ANSWER), ("No", None)])
+@pytest.mark.parametrize(("verdict", "text", "stream"), [("Yes", ANSWER, False), ("No", None, False), ("No", None, True)])
 async def test_a_provisional_primary_output_is_held_back_until_it_is_confirmed(
-    tmp_path: Path, verdict: str, text: str | None
+    tmp_path: Path, verdict: str, text: str | None, stream: bool
 ) -> None:
     def answer(body: dict[str, Any]) -> ScriptedAnswer:
         judging = body["messages"][-1]["content"] == "judge"
@@ -415,7 +415,7 @@ async def test_a_provisional_primary_output_is_held_back_until_it_is_confirmed(
 
     engine = ScriptedEngine(answer, holds=True)
     async with served(tmp_path, GUESS, engine=engine) as (_, run):
-        asked = asyncio.create_task(run.post(chat("workflow:guess")))
+        asked = asyncio.create_task(run.post(chat("workflow:guess", stream=stream)))
         await eventually(lambda: len(engine.held) == 2)
         engine.release()
         await eventually(lambda: len(engine.held) == 1)
