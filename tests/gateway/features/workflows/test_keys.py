@@ -145,7 +145,9 @@ async def test_calls_of_connectors_count_for_the_rate_of_a_key(tmp_path: Path) -
         config = config_over(engine, keys={"url": f"sqlite:///{tmp_path}/keys.sqlite"}, workflows=workflows)
         gateway = compose(config, LOGGED, Surroundings(clock=lambda: now[0]))
         async with serving_runner(gateway, clients_runner(gateway.served)) as run:
-            _, key = await made(run, requests_per_minute=1)
+            _, key = await made(run, requests_per_minute=60)  # a step waits for a second
+            for _ in range(59):
+                assert (await run.get("/v1/models", headers=bearer(key)))[0] == 200
             asked = asyncio.create_task(run.post({**BODY, "workflow": document(steps)}, RUNS, headers=bearer(key)))
             limited = gateway.metrics.of(KeyMetrics).limited
             await eventually(lambda: limited.values["rate_limit_exceeded",])
