@@ -29,7 +29,8 @@ from gateway.features.workflows.language.workflow import RunLimits, Workflow
 from gateway.features.workflows.run_request import RunRequestBody, RunRequests
 from gateway.features.workflows.running.event_stream import EventSender
 from gateway.features.workflows.running.messages import RunEvent
-from gateway.features.workflows.running.outputs import PASSING, PASSING_RESET
+from gateway.features.workflows.running.outputs import PASSING, PASSING_RESET, RETRACTED
+from gateway.features.workflows.running.passing import PassingText
 from gateway.features.workflows.running.run import EVENTS, WorkflowRun
 from gateway.features.workflows.running.run_order import RunOrder, RunServices
 from gateway.features.workflows.running.scheduler import COMPLETED
@@ -64,10 +65,10 @@ class WorkflowDoor:
         if primary is None:
             raise unfit("model", f"The workflow {name!r} names no primary output, which would be the answer's text.")
         body = body._replace(inputs=_inputs(planned.workflow, form.body))
-        order = self._requests.order(planned, body, exchange, primary)
+        order = self._requests.order(planned, body, exchange, primary if exchange.api.stream else "")
         if exchange.notes is not None:
             exchange.notes.enter(RUN, self._core.clock())
-        answer = DoorAnswer(exchange, form, primary, yielded=planned.workflow.outputs is None)
+        answer = DoorAnswer(exchange, form, planned.workflow, primary)
         if exchange.api.stream:
             return await self._streamed(exchange, order, answer)
         run = answer.run = self._run(exchange, order, answer.take)
@@ -154,12 +155,12 @@ class DoorAnswer:
 
     run: WorkflowRun
 
-    def __init__(self, exchange: Exchange, form: DoorForm, primary: str, *, yielded: bool) -> None:
-        """yielded: the primary output is yielded; else the document computes it at the end of the run."""
+    def __init__(self, exchange: Exchange, form: DoorForm, workflow: Workflow, primary: str) -> None:
         self.form = form
         self.send: Callable[[bytes], None] | None = None
         self._model = exchange.api.alias or exchange.api.model
-        self._primary, self._yielded = primary, yielded
+        self._asked, self._primary = workflow, primary
+        self._yielded = workflow.outputs is None  # else the document computes it at the end of the run
         self._value: Any = None
         self._texts: dict[str, list[str]] = {}  # by step: not sent yet
         self._skipped = ""  # why the latest step was skipped that failed
@@ -167,7 +168,7 @@ class DoorAnswer:
 
     def take(self, _number: int, event: RunEvent) -> None:
         """An event of the run."""
-        if event.kind == PASSING and self.send is not None:
+        if event.kind == PASSING:
             self._texts.setdefault(event.data["step"], []).append(event.data["text"])
         elif event.kind == PASSING_RESET:
             self._texts.pop(event.data["step"], None)
@@ -191,8 +192,12 @@ class DoorAnswer:
             self._done = False
 
     def _send_fresh(self) -> None:
-        """Sends the text that has come since the last call, or the value in one piece."""
-        source = self.run.scheduler.board.passing.source()
+        """Sends the text that has come since the last call, or the value in one piece; none if it is retracted."""
+        board = self.run.scheduler.board
+        output = board.outputs.get(self._primary) if self._yielded else None
+        if output is not None and output.state == RETRACTED:
+            return
+        source = board.passing.source()
         if source is not None:
             text = "".join(self._texts.pop(source.name, ()))
         elif self._done and self._certain:
@@ -256,7 +261,7 @@ class DoorAnswer:
         return {"id": f"chatcmpl-{self.run.id}", "object": kind, "created": self.run.created_at, "model": self._model}
 
     def _reason(self) -> str:
-        one = self.run.scheduler.board.passing.source()
+        one = PassingText(self._asked, self.run.scheduler.tree, self._primary).source()
         return (one.result.finish_reason if one else None) or "stop"
 
     def _usage(self) -> dict[str, Any]:

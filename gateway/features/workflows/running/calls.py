@@ -53,7 +53,7 @@ class SettledCalls:
     def _usage(self, request: SettledRequest) -> CallUsage:
         used, bill = request.spent.consumed, request.spent.bill
         if used is None:
-            return CallUsage(replica=request.placement.replica)
+            return CallUsage(replica=request.placement.replica if request.placement.asked else "")
         usage, reported = used.usage, request.spent.usage is not None
         # The bill of a cancelled call has no unpaid cached tokens; its engine has used the predicted ones.
         predicted = min(request.placement.predicted_cached_tokens, max(0, usage.prompt - 1))

@@ -35,8 +35,8 @@ class PassingText:
         self.steps = frozenset(self._ends(self._begin, ()))
 
     def source(self) -> StepCopy | None:
-        """The copy whose text passes; None: there is none yet. Once found, it stays. O(1), unless copies were entered or have
-        ended since the last call.
+        """The copy whose text passes; None: there is none yet. Once found, it stays. O(1), unless copies were entered, were
+        decided or have ended since the last call.
         """
         if self._source is None and self._begin and self._changes != self._tree.changes:
             self._changes = self._tree.changes

@@ -99,8 +99,8 @@ class StepCopy:
 
 
 class StepTree:
-    """All copies of a run. live: number of copies that have not ended. changes: copies that were entered or have ended so far.
-    visits: copies that questions about kills have looked at, in all.
+    """All copies of a run. live: number of copies that have not ended. changes: copies that were entered, were decided or have
+    ended so far. visits: copies that questions about kills have looked at, in all.
     """
 
     def __init__(self, graph: StepGraph, inputs: Mapping[str, Any]) -> None:

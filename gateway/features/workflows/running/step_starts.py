@@ -131,6 +131,7 @@ class StepStarts(StepEnds):
         emitted = {name: self._fill(value, scope) for name, value in (arm.emit if arm else {}).items()}
         self._hold(emitted)
         one.decided, one.arm = True, arm
+        self.tree.changes += 1
         self._tell("step.decided", step=one.name, arm=work.arms.index(arm) if arm else None)
         for name, value in emitted.items():
             self._events.append(self.board.add(name, value, one))

@@ -388,7 +388,9 @@ async def test_an_error_after_the_first_byte_is_an_event_and_its_step_is_not_rep
             with pytest.raises(openai.APIError):
                 async for _ in await run.client.chat.completions.create(**chat(stream=True)):
                     pass
-    assert len(breaking.replica.requests) == 1
+            assert len(breaking.replica.requests) == 1
+            assert (await run.post(chat()))[0] == 502
+    assert len(breaking.replica.requests) == 3, "without a stream no text is out"
 
 
 async def test_a_gateway_that_goes_down_ends_the_stream_with_an_error(tmp_path: Path) -> None:
@@ -403,9 +405,9 @@ async def test_a_gateway_that_goes_down_ends_the_stream_with_an_error(tmp_path: 
         await ending
 
 
-@pytest.mark.parametrize(("verdict", "text"), [("Yes", ANSWER), ("No", None)])
+@pytest.mark.parametrize(("verdict", "text", "stream"), [("Yes", ANSWER, False), ("No", None, False), ("No", None, True)])
 async def test_a_provisional_primary_output_is_held_back_until_it_is_confirmed(
-    tmp_path: Path, verdict: str, text: str | None
+    tmp_path: Path, verdict: str, text: str | None, stream: bool
 ) -> None:
     def answer(body: dict[str, Any]) -> ScriptedAnswer:
         judging = body["messages"][-1]["content"] == "judge"
@@ -413,7 +415,7 @@ async def test_a_provisional_primary_output_is_held_back_until_it_is_confirmed(
 
     engine = ScriptedEngine(answer, holds=True)
     async with served(tmp_path, GUESS, engine=engine) as (_, run):
-        asked = asyncio.create_task(run.post(chat("workflow:guess")))
+        asked = asyncio.create_task(run.post(chat("workflow:guess", stream=stream)))
         await eventually(lambda: len(engine.held) == 2)
         engine.release()
         await eventually(lambda: len(engine.held) == 1)

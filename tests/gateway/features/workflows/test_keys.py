@@ -99,6 +99,19 @@ async def test_a_spent_budget_ends_a_run_within_one_step(tmp_path: Path) -> None
     assert found["usage"]["cost_usd"] < 0.000080, "within one step"
 
 
+async def test_a_step_that_waits_for_the_budget_of_its_key_is_no_call(tmp_path: Path) -> None:
+    step = {"chat": {**CHAT["chat"], "max_tokens": 5}}
+    async with served(tmp_path, holds=True) as (scripted, run):
+        _, key = await made(run, budget_usd_day=0.000012)
+        body = {**BODY, "workflow": document({"a": {**step, "kill": ["b"]}, "b": step})}
+        asked = asyncio.create_task(run.post(body, RUNS, headers=bearer(key)))
+        limited = run.gateway.metrics.of(KeyMetrics).limited
+        await eventually(lambda: scripted.held and limited.values["rate_limit_exceeded",])
+        scripted.release()
+        found = (await asked)[2]
+    assert (found["status"], found["usage"]["calls"], scripted.cache.calls) == ("completed", 1, 1)
+
+
 async def test_a_run_over_the_rate_of_its_key_waits_and_ends_late(tmp_path: Path) -> None:
     items = [*range(62)]
     step = {"each": {"in": items, "as": "n", "steps": {"one": {"chat": {"append": [USER]}}}, "value": "${one.text}"}}
@@ -132,7 +145,9 @@ async def test_calls_of_connectors_count_for_the_rate_of_a_key(tmp_path: Path) -
         config = config_over(engine, keys={"url": f"sqlite:///{tmp_path}/keys.sqlite"}, workflows=workflows)
         gateway = compose(config, LOGGED, Surroundings(clock=lambda: now[0]))
         async with serving_runner(gateway, clients_runner(gateway.served)) as run:
-            _, key = await made(run, requests_per_minute=1)
+            _, key = await made(run, requests_per_minute=60)  # a step waits for a second
+            for _ in range(59):
+                assert (await run.get("/v1/models", headers=bearer(key)))[0] == 200
             asked = asyncio.create_task(run.post({**BODY, "workflow": document(steps)}, RUNS, headers=bearer(key)))
             limited = gateway.metrics.of(KeyMetrics).limited
             await eventually(lambda: limited.values["rate_limit_exceeded",])

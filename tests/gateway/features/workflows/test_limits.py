@@ -166,7 +166,15 @@ async def test_the_values_of_runs_have_the_memory_of_requests_and_no_more() -> N
         await eventually(lambda: run.gateway.memory.held == 0)
 
 
-def test_a_body_with_millions_of_values_is_refused_unread() -> None:
+@pytest.mark.parametrize("value", [b"[]", b"1"])
+def test_a_body_with_millions_of_values_is_refused_unread(value: bytes) -> None:
     with pytest.raises(GatewayError) as refused:
-        read_body(b'{"inputs": [' + b"[]," * (1 << 21) + b"1]}")
-    assert (refused.value.status, refused.value.code) == (413, "workflow_too_large")
+        read_body(b'{"inputs": [' + (value + b",") * (1 << 21) + b"1]}")
+    assert (refused.value.status, refused.value.code) == (413, "request_too_complex")
+
+
+def test_a_body_is_read_up_to_its_first_unknown_member() -> None:
+    """Millions of them took a second."""
+    with pytest.raises(GatewayError) as refused:
+        read_body(b'{"x": 1, no JSON')
+    assert refused.value.param == "x"

@@ -120,6 +120,15 @@ def test_an_end_and_an_entry_in_one_turn_are_a_change() -> None:
     assert source(scheduler) == "c"
 
 
+def test_a_decision_in_a_later_turn_is_a_change() -> None:
+    scheduler = begun(SWITCH)
+    scheduler.answered("j", ModelAnswer("No"), 1.0)
+    scheduler.turn(most=0)  # other runs have used up the work
+    assert source(scheduler) == ""
+    scheduler.turn()
+    assert source(scheduler) == "b"
+
+
 def test_without_a_primary_output_nothing_is_told() -> None:
     scheduler = RunScheduler(workflow_of({"a": {**CHAT, "yield": "o"}}), {}, 10)
     scheduler.begin(0.0, {})
