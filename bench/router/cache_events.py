@@ -11,11 +11,13 @@ with `kv_events.follow`. Events arrive at once, and all prompts have their token
 from __future__ import annotations
 
 import argparse
+import math
 import platform
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, Final
 
 import xxhash
@@ -137,31 +139,40 @@ def distinct_tokens(seed: int) -> int:
     return int(tokens)
 
 
-def report(seed: int) -> Iterator[str]:
-    total = distinct_tokens(seed)
+def mean(mode: str, pressure: float, foreign: float, totals: Sequence[int]) -> tuple[Row, float]:
+    """(the means over seeds, the standard error of the mean TTFT). totals: tokens in distinct blocks, by seed."""
+    rows = [run(mode, int(total / pressure / REPLICAS), foreign, seed) for seed, total in enumerate(totals)]
+    ttft_s = [row.ttft_s for row in rows]
+    spread_s = stdev(ttft_s) / math.sqrt(len(rows)) if len(rows) > 1 else 0.0
+    return Row(mode, fmean(row.hits for row in rows), fmean(ttft_s), fmean(row.off for row in rows)), spread_s
+
+
+def report(seeds: int) -> Iterator[str]:
+    totals = [distinct_tokens(seed) for seed in range(seeds)]
     yield "# Cache events\n"
     yield (
-        f"Made by `python -m bench.router.cache_events`: {commit()}, Python {platform.python_version()}, seed {seed}."
-        f" {REPLICAS} replicas, generator `agents` for {HOURS} hours, {total:,} tokens in distinct blocks. Pressure: these over"
-        " all caches together. Foreign: share of the conversations that go past the router. Off: the difference between"
-        " predicted and real cached tokens, over the real ones.\n"
+        f"Made by `python -m bench.router.cache_events`: {commit()}, Python {platform.python_version()}, means over {seeds}"
+        f" seeds. {REPLICAS} replicas, generator `agents` for {HOURS} hours, {fmean(totals):,.0f} tokens in distinct blocks. Pressure:"
+        " these over all caches together. Foreign: share of the conversations that go past the router. Off: the difference"
+        " between predicted and real cached tokens, over the real ones.\n"
     )
     yield "| foreign | pressure | routing by | hits | TTFT mean s | off |"
     yield "|--:|--:|---|--:|--:|--:|"
     for foreign in FOREIGN:
         for pressure in PRESSURES:
             for mode in MODES:
-                row = run(mode, int(total / pressure / REPLICAS), foreign, seed)
-                yield f"| {foreign:.0%} | {pressure} | {mode} | {row.hits:.1%} | {row.ttft_s:.3f} | {row.off:.2%} |"
+                row, spread_s = mean(mode, pressure, foreign, totals)
+                ttft = f"{row.ttft_s:.3f} ± {spread_s:.3f}"
+                yield f"| {foreign:.0%} | {pressure} | {mode} | {row.hits:.1%} | {ttft} | {row.off:.2%} |"
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.router.cache_events", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
+    parser.add_argument("--seeds", type=int, default=8, metavar="N", help="default: %(default)s")
     parser.add_argument("--out", type=Path, default=REPORTS, metavar="DIR", help="default: bench/reports")
     options = parser.parse_args(arguments)
     lines = list[str]()
-    for line in report(options.seed):
+    for line in report(options.seeds):
         print(line, flush=True)
         lines.append(line)
     (options.out / "cache-events.md").write_text("\n".join(lines) + "\n", "utf-8")
