@@ -153,8 +153,8 @@ def report(seeds: int) -> Iterator[str]:
     yield (
         f"Made by `python -m bench.router.cache_events`: {commit()}, Python {platform.python_version()}, means over {seeds}"
         f" seeds. {REPLICAS} replicas, generator `agents` for {HOURS} hours, {fmean(totals):,.0f} tokens in distinct blocks."
-        " Pressure: these over all caches together. Foreign: share of the conversations that go past the router. Off: the difference"
-        " between predicted and real cached tokens, over the real ones.\n"
+        " Pressure: these over all caches together. Foreign: share of the conversations that go past the router. Off: the"
+        " difference between predicted and real cached tokens, over the real ones.\n"
     )
     yield "| foreign | pressure | routing by | hits | TTFT mean s | off |"
     yield "|--:|--:|---|--:|--:|--:|"
