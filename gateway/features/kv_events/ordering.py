@@ -154,6 +154,8 @@ class MessageOrder:
         """The first message."""
         if number == 0:
             self._follower.known()
+        else:  # also if nothing had been published when it was asked
+            self._follower.forget("gap")
         self._take(number, payload, now)
 
     def _take(self, number: int, payload: bytes, now: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.features.kv_events.ordering import LIVE, QUIET_S, REPLAY_S, REST, RESTARTS, RESTARTS_S
@@ -94,6 +94,7 @@ ACTION = st.sampled_from(["compute"] * 6 + ["again", "lose", "lose", "clear", "r
 ENGINES = st.tuples(st.integers(1, 3), st.booleans(), st.sampled_from([0, 12, 60]), st.sampled_from(["map", "array"]))
 
 
+@example(seed=0, actions=["answer", "lose", "compute", "compute"], kept=2, made=(1, False, 0, "map"), replays=True)
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 1 << 32),
