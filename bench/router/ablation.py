@@ -3,8 +3,8 @@
     python -m bench.router.ablation [--workers N] [--out bench/reports]
 
 A candidate carries its cost in parts, so leaving one out is a policy that ranks by the rest. Only the default policy pays rent
-for hot prefixes (`router/pricing/replication.py`), and lets requests wait in line (`router/late.py`), so the terms are left out of
-a cost without both, which has its own row.
+for hot prefixes (`router/pricing/replication.py`), and lets requests wait in line (`router/late.py`), so the terms are left out
+of a cost without both, which has its own row.
 """
 
 from __future__ import annotations
