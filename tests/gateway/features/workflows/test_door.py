@@ -377,8 +377,8 @@ async def test_an_answer_without_its_primary_output_has_the_reason_of_the_skippe
 
 
 async def test_its_reason_is_not_that_of_another_step(tmp_path: Path) -> None:
-    failing, other = ({"let": "${1 + '%s'}" % name, "on_error": "skip"} for name in ("text", "other"))
-    steps = {"a": failing, "b": {"let": "${a.value}", "yield": "o"}, "c": other}
+    failing = {"let": "${1 + 'text'}", "on_error": "skip"}
+    steps = {"a": failing, "b": {"let": "${a.value}", "yield": "o"}, "c": failing}
     async with served(tmp_path, document(steps, name="support")) as (_, run):
         assert ". Step a: " in (await run.post(chat()))[2]["error"]["message"]
 
