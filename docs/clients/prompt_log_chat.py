@@ -64,7 +64,7 @@ class Chat:
         known = {EMPTY, *(entry["head"] for entry in self.entries(theirs))}
         common = [head for head in [EMPTY, *(entry["head"] for entry in self.entries(self.head))] if head in known]
         body = {"form": "chat", "base": theirs, "ref": self.ref, "copy": {"from": self.head, "since": common[-1]}}
-        self.head = self.call("POST", "/v1/logs", body)[0]["head"]
+        self.head = theirs if common[-1] == self.head else self.call("POST", "/v1/logs", body)[0]["head"]
         self.messages = messages_of(self.entries(self.head))
 
     def entries(self, head, since=EMPTY):

@@ -20,7 +20,7 @@ MAX_BYTES: Final = 1024
 _TRUE, _FALSE = "?1", "?0"
 INVALID: Final = "prompt_log_invalid"
 _FRAME: Final = re.compile(r"pf1_[A-Za-z0-9_-]{43}")
-_REF: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_REF: Final = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,64}")  # clients take . and .. out of a path
 _SECONDS: Final = re.compile(r"[0-9]{1,15}")
 ONCE_TOKEN: Final = re.compile(r"[!#-\[\]-~]{8,64}")
 

@@ -163,7 +163,7 @@ class DoorAnswer:
         self._yielded = workflow.outputs is None  # else the document computes it at the end of the run
         self._value: Any = None
         self._texts: dict[str, list[str]] = {}  # by step: not sent yet
-        self._skipped = ""  # why the latest step was skipped that failed
+        self._skipped: dict[str, str] = {}  # by step that failed: why
         self._done = self._certain = self._begun = False
 
     def take(self, _number: int, event: RunEvent) -> None:
@@ -173,7 +173,7 @@ class DoorAnswer:
         elif event.kind == PASSING_RESET:
             self._texts.pop(event.data["step"], None)
         elif event.kind == "step.skipped" and "error" in event.data:
-            self._skipped = f" Step {event.data['step']}: {event.data['error']['message']}"
+            self._skipped[event.data["step"].partition("[")[0]] = event.data["error"]["message"]
         elif event.kind == EVENTS[COMPLETED] and not self._yielded:
             self._value, self._done = event.data["outputs"][self._primary], True
             self._certain = True
@@ -213,7 +213,7 @@ class DoorAnswer:
         if scheduler.status == COMPLETED:
             if self._done:
                 return None
-            text = f"The workflow has ended without its primary output {self._primary!r}.{self._skipped}"
+            text = f"The workflow has ended without its primary output {self._primary!r}.{self._skipped_for()}"
             return GatewayError(502, "workflow_door", text)
         failure = scheduler.error
         if failure is not None:
@@ -222,6 +222,12 @@ class DoorAnswer:
             where = f"step {scheduler.failed_step}: " if scheduler.failed_step else ""
             return GatewayError(status, failure.cause or failure.code, f"{where}{failure.message}", retry_after_s=retry)
         return GatewayError(504, scheduler.reason or scheduler.status, f"A limit has ended the run ({scheduler.reason}).")
+
+    def _skipped_for(self) -> str:
+        """The latest step that failed and was skipped, of those that the primary output needs."""
+        graph = self._asked.graph
+        needed = graph.needed_for(step.name for step in graph.steps.values() if self._primary in step.output_names)
+        return next((f" Step {name}: {self._skipped[name]}" for name in reversed(self._skipped) if name in needed), "")
 
     def require_complete(self) -> None:
         """Raises GatewayError."""

@@ -144,10 +144,10 @@ class OnceAnswers:
         if run.failed:
             await run.ended.wait()
             return None
+        if not await self._is_claimed(exchange, run):  # else the token is another request's
+            return None
         if run.digest != asked.digest:
             raise self._mismatch(exchange)
-        if not await self._is_claimed(exchange, run):
-            return None
         same = (run.stream, run.ref) == (exchange.api.stream, asked.ref) and asked.expect in (None, run.expect)
         if not same and not await self._is_over(exchange, asked.runs, run):
             return None

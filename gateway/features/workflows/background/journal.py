@@ -41,6 +41,8 @@ class StoredRunJournal(RunJournal):
         lost: Callable[[], None],
         going_down: Callable[[], bool],
         resumed: ResumedRun | None = None,
+        *,
+        retry_s: float = RETRY_S,
     ) -> None:
         self.resumed = resumed
         self.ending = False
@@ -49,6 +51,7 @@ class StoredRunJournal(RunJournal):
         self._runner = runner
         self._lost = lost
         self._going_down = going_down
+        self._retry_s = retry_s
         self._position = resumed.position if resumed is not None else 0
         self._one_at_a_time = asyncio.Lock()
 
@@ -69,6 +72,7 @@ class StoredRunJournal(RunJournal):
 
     async def _durable(self, write: Callable[[], Awaitable[bool]]) -> None:
         """Raises GatewayError if the store is full."""
+        waits = False
         while True:
             if self._going_down():
                 await _forever()
@@ -81,8 +85,10 @@ class StoredRunJournal(RunJournal):
             except StoreFullError as failure:
                 raise full(failure) from None
             except StoreFailed as failure:
-                log.warning("a run waits for its store", extra={"run": self._key[1], "reason": str(failure)})
-                await asyncio.sleep(RETRY_S)
+                if not waits:
+                    log.warning("a run waits for its store", extra={"run": self._key[1], "reason": str(failure)})
+                waits = True
+                await asyncio.sleep(self._retry_s)
 
 
 async def _forever() -> None:

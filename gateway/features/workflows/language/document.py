@@ -181,6 +181,15 @@ class WorkflowStep:
         return (self.work.steps,) if isinstance(self.work, EachItem) else ()
 
     @property
+    def output_names(self) -> Iterator[str]:
+        """The outputs that it yields, itself or by an arm."""
+        if self.output is not None:
+            yield self.output.name
+        if isinstance(self.work, SwitchArms):
+            for arm in self.work.arms:
+                yield from arm.emit
+
+    @property
     def late(self) -> Iterator[tuple[ValueTemplate, Block]]:
         """Values that are known once the steps of a block have ended, with that block."""
         if isinstance(self.work, SwitchArms):

@@ -6,7 +6,7 @@ around it; the step around it is done after all steps within it. Thus a kill of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from gateway.features.workflows.language.completing import all_steps
@@ -111,6 +111,15 @@ class StepGraph:
                 needs |= found[inner]
             found[name] = frozenset(needs - {name, *self.contents[name], *self.around(name)})
         return found
+
+    def needed_for(self, names: Iterable[str]) -> frozenset[str]:
+        """These steps, all steps that they wait for, and those around and within them. O(edges)."""
+        needs, found, waiting = self.lifted(), set[str](), [*names]
+        while waiting:
+            if (name := waiting.pop()) not in found:
+                found.add(name)
+                waiting += [*needs[name], *self.contents[name], *self.around(name)]
+        return frozenset(found)
 
     def circle(self) -> list[str]:
         """Steps that wait for each other, each for the next one, the last one for the first; empty: none. O(edges)."""

@@ -16,6 +16,7 @@ MAX_VALUE_BYTES: Final = 1 << 20
 MAX_MESSAGES_BYTES: Final = 4 << 20  # of all inputs, and of the messages of a step: a million tokens
 _AROUND: Final = 16  # levels of lists and objects around a value, such as of a run; orjson writes 254 in all
 _STRICT: Final = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+_OF_NUMBERS: Final = b"0123456789+-.eE"
 
 
 class EvaluationError(Exception):
@@ -51,20 +52,29 @@ def require_bytes(size: int, most: int) -> int:
     return size
 
 
-def _dumped(value: object) -> bytes:
+def _dumped(value: object, more: int = 0) -> bytes:
     if isinstance(value, float) and not math.isfinite(value):
         raise EvaluationError("a number is too large, or no number")
     if isinstance(value, StepResult):
         raise EvaluationError("the result of a step needs a member, such as .value")
     try:
-        return orjson.dumps(value, option=_STRICT)
+        return orjson.dumps(value, option=_STRICT | more)
     except TypeError as error:  # more than 64 bits, half of a surrogate pair, too deep, no JSON
         raise EvaluationError(f"it is no JSON: {error}") from None
 
 
 def same(left: object, right: object) -> bool:
-    """True if two values are equal. A boolean is not a number: `True == 1` is false."""
-    return isinstance(left, bool) == isinstance(right, bool) and bool(left == right)
+    """True if two values are equal. A boolean is not a number: `True == 1` and `[True] == [1]` are false. O(size), and
+    O(n log n) of the members of objects in another order.
+    """
+    if isinstance(left, bool) != isinstance(right, bool) or left != right:
+        return False
+    return not isinstance(left, list | dict) or _dumped(left) == _dumped(right) or _unnumbered(left) == _unnumbered(right)
+
+
+def _unnumbered(value: object) -> bytes:
+    """The JSON of a value without its numbers: of values that Python takes for equal, it differs where one has a boolean."""
+    return _dumped(value, orjson.OPT_SORT_KEYS).translate(None, _OF_NUMBERS)
 
 
 def text_of(value: object) -> str:

@@ -7,7 +7,6 @@ from typing import Any, Final
 import orjson
 
 from gateway.features.workflows.directory import TENANT, NamedWorkflow
-from gateway.features.workflows.language.document import SwitchArms
 from gateway.features.workflows.language.workflow import Workflow
 
 INPUT_ADDED: Final = "input_added_required"
@@ -27,13 +26,7 @@ def listed(entry: bytes, version: int) -> dict[str, Any]:
 
 def output_names(workflow: Workflow) -> set[str]:
     """Names of outputs: in events of a run, and in its result."""
-    names = set(workflow.outputs or ())
-    for step in workflow.graph.steps.values():
-        if step.output is not None:
-            names.add(step.output.name)
-        if isinstance(step.work, SwitchArms):
-            names.update(*(arm.emit for arm in step.work.arms))
-    return names
+    return {*(workflow.outputs or ()), *(name for step in workflow.graph.steps.values() for name in step.output_names)}
 
 
 def change_warnings(before: bytes, after: bytes) -> list[dict[str, str]]:

@@ -126,6 +126,8 @@ async def test_a_chat_survives_a_lost_answer_a_purge_and_a_second_device(
             said = ["one", "two", "three", "four", "from here", "from there", "still there"]
             assert texts == [text for each in said for text in (each, SAID["content"])]
             assert other.say("and on")
+            chat.merge()
+            assert (chat.messages, chat.head) == (other.messages, other.head), "it had said nothing new"
 
         await asyncio.to_thread(conversation)
         page = (ROOT / "docs" / "prompt-log.md").read_text("utf-8")

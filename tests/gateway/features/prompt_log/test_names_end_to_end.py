@@ -186,6 +186,7 @@ HOSTILE = {
     "keep, ref=?0": "ref",
     'keep, ref="a b"': "ref",
     'keep, ref=""': "ref",
+    'keep, ref=".."': "ref",
     f'keep, ref="{"a" * 65}"': "ref",
     "once": "once",
     "once=?0": "once",

@@ -349,6 +349,26 @@ async def test_another_request_with_the_token_is_refused(path: str, tmp_path: Pa
         assert results(await run.metrics()) == {"run": 1, "mismatch": 4, "repeated": 1}
 
 
+async def test_a_request_is_not_compared_with_one_that_does_not_get_the_token(tmp_path: Path) -> None:
+    """Another gateway claims the token for the same request, while a different one waits here for the store."""
+    async with FakeReplica([both(CHAT)]) as replica, running(replica, **kept_in(tmp_path)) as run:
+        await asked(run, CHAT, ONCE, [USER])
+        await settled(run)
+        with contextlib.closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as file:
+            ended = file.execute("select * from warmroute_once").fetchone()
+            file.execute("delete from warmroute_once")
+            file.execute("begin immediate")
+            different = asyncio.create_task(asked(run, CHAT, ONCE, [NOW]))
+            await eventually(lambda: len(run.gateway[OnceRuns]))
+            same = asyncio.create_task(asked(run, CHAT, ONCE, [USER]))
+            await asked(run, CHAT, None, [USER])  # the one before it waits by now
+            file.execute(f"insert into warmroute_once values ({', '.join('?' * len(ended))})", ended)
+            file.execute("commit")
+        code, told, _ = await same
+        assert (code, told.get("repeated")) == (200, True)
+        assert (await different)[0] == 422
+
+
 @pytest.mark.parametrize("path", FORMS)
 async def test_results_of_other_calls_of_the_base_are_another_request(path: str, tmp_path: Path) -> None:
     """Swapped results of two calls are two conversations; the calls are in the base only."""

@@ -41,6 +41,8 @@ VALUES: list[tuple[str, Any]] = [
     ("1 < 2 <= 2 != 3", True),
     ("1 < 2 > 5", False),
     ("True == 1", False),
+    ("[True] == [1] or [[0]] == [[False]] or [False] in [[0]]", False),
+    ("[1, [True], 'true'] == [1.0, [True], 'true']", True),
     ("True in [1] or 1 in [0, True] or contains([False], 0)", False),
     ("'b' in inputs.t and 'k' in inputs.o and 2 in inputs.l", True),
     ("'z' not in inputs.t", True),
