@@ -17,7 +17,8 @@ its predecessors in the line, and delays its successors. The wait is bounded (`L
 
 Engines keep no blocks for requests that wait, so a long line of long prompts can evict the prefixes of its own later ones, and
 each of these then evicts another one. So a request is credited when it is sent, as the engine uses its blocks then, and if the
-replica has lost more than LEAST_S of its match by then, it is chosen again: mostly for a replica without a line.
+replica has lost more than LEAST_S of its match by then, it is chosen again: mostly for a replica without a line. A request of
+which more is new than matched is credited at once, as the first of a burst with one cold head: the others are to follow it.
 """
 
 from __future__ import annotations

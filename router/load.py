@@ -314,8 +314,9 @@ class Lease:
         if load.foreign is not None:
             load.foreign.computed(self.uncached_tokens)
         load.leave_queue(self)
-        load.turn_ended = max(load.turn_ended, now)
+        load.turn_ended, self.lead = max(load.turn_ended, now), None
         if load.line:
+            load.line.pop(self, None)
             load.call_next(now)
         if self.watchers is not None:
             self._tell()

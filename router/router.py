@@ -364,10 +364,11 @@ class Router(Owner):
         """See Booking.release."""
         lead, booking.lead = booking.lead, None
         if isinstance(lead, TurnInLine):
-            if self._lost_match_s(booking, now) > LEAST_S:
-                return True
             booking.lease.begin_turn(now)
-            self._credit(booking)
+            if not booking.pending:
+                if self._lost_match_s(booking, now) > LEAST_S:
+                    return True
+                self._credit(booking)
             return False
         lost = lead is not None and lead.lost
         if lead is not None and lead.computed and not lead.after_s:
@@ -545,7 +546,7 @@ class Router(Owner):
         lease = booking.lease
         if lease.ahead is not None and self._least_cost:
             booking.lead = turn_of(lease, now)
-        if booking.lead is None:
+        if booking.lead is None or 2 * lease.uncached_tokens > lease.prompt_tokens:
             self._credit(booking)
 
     def _lost_match_s(self, booking: Booking, now: float) -> float:
