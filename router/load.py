@@ -398,11 +398,12 @@ class Lease:
 
 class BookingLedger:
     """All open leases, by replica. Operations are O(1). loads: of replicas that had bookings; `of` also returns others.
-    starting: the times at which replicas have just come up.
+    starting: the times at which replicas have just come up. lines: the loads of replicas with a line, and of some that had one.
     """
 
     def __init__(self) -> None:
         self.loads: dict[str, ReplicaLoad] = {}
+        self.lines: dict[str, ReplicaLoad] = {}
         self.starting: dict[str, float] = {}
         self.rates = PrefillRates()
         self.turn_gap = Median(*TURN_GAP_S)

@@ -365,10 +365,9 @@ class Router(Owner):
         lead, booking.lead = booking.lead, None
         if isinstance(lead, TurnInLine):
             booking.lease.begin_turn(now)
-            if not booking.pending:
-                if self._lost_match_s(booking, now) > LEAST_S:
-                    return True
-                self._credit(booking)
+            if self._lost_match_s(booking, now) > LEAST_S:
+                return True
+            self._credit(booking)
             return False
         lost = lead is not None and lead.lost
         if lead is not None and lead.computed and not lead.after_s:
@@ -546,7 +545,7 @@ class Router(Owner):
         lease = booking.lease
         if lease.ahead is not None and self._least_cost:
             booking.lead = turn_of(lease, now)
-        if booking.lead is None or 2 * lease.uncached_tokens > lease.prompt_tokens:
+        if booking.lead is None:
             self._credit(booking)
 
     def _lost_match_s(self, booking: Booking, now: float) -> float:
