@@ -17,7 +17,8 @@ its predecessors in the line, and delays its successors. The wait is bounded (`L
 
 Engines keep no blocks for requests that wait, so a long line of long prompts can evict the prefixes of its own later ones, and
 each of these then evicts another one. So a request is credited when it is sent, as the engine uses its blocks then, and if the
-replica has lost more than LEAST_S of its match by then, it is chosen again: mostly for a replica without a line.
+replica has lost more than LEAST_S of its match by then, it is chosen again: mostly for a replica without a line. Until
+then other prompts are compared with those in line (`Quotes`), so that a burst with one new head follows its first request.
 """
 
 from __future__ import annotations
@@ -85,4 +86,5 @@ def turn_of(lease: Lease, now: float) -> TurnInLine | None:
     turn = TurnInLine(lease, min(MAX_S, MARGIN * ahead_s + LEAST_S))
     lease.lead = lease.ahead
     load.line[lease] = turn.call
+    lease.ledger.lines[lease.replica] = load
     return turn

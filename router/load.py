@@ -314,8 +314,9 @@ class Lease:
         if load.foreign is not None:
             load.foreign.computed(self.uncached_tokens)
         load.leave_queue(self)
-        load.turn_ended = max(load.turn_ended, now)
+        load.turn_ended, self.lead = max(load.turn_ended, now), None
         if load.line:
+            load.line.pop(self, None)
             load.call_next(now)
         if self.watchers is not None:
             self._tell()
@@ -397,11 +398,12 @@ class Lease:
 
 class BookingLedger:
     """All open leases, by replica. Operations are O(1). loads: of replicas that had bookings; `of` also returns others.
-    starting: the times at which replicas have just come up.
+    starting: the times at which replicas have just come up. lines: the loads of replicas with a line, and of some that had one.
     """
 
     def __init__(self) -> None:
         self.loads: dict[str, ReplicaLoad] = {}
+        self.lines: dict[str, ReplicaLoad] = {}
         self.starting: dict[str, float] = {}
         self.rates = PrefillRates()
         self.turn_gap = Median(*TURN_GAP_S)

@@ -364,9 +364,9 @@ class Router(Owner):
         """See Booking.release."""
         lead, booking.lead = booking.lead, None
         if isinstance(lead, TurnInLine):
+            booking.lease.begin_turn(now)
             if self._lost_match_s(booking, now) > LEAST_S:
                 return True
-            booking.lease.begin_turn(now)
             self._credit(booking)
             return False
         lost = lead is not None and lead.lost

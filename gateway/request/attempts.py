@@ -331,7 +331,9 @@ class Attempts:
             self._not_made(reason)
             return False
         self._metrics.retries.add((reason,))
-        exchange.booking.move(live, self._clock())
+        now = self._clock()
+        exchange.booking.move(live, now)
+        exchange.booking.release(now)  # it is sent at once
         return True
 
     def _may_retry(self, reason: str) -> bool:

@@ -95,6 +95,8 @@ class Quotes:
         self.matched = self.sent = trie.match(prompt.keys, now)
         if shares:
             self.matched = shares.believed(self.sent)
+        if ledger.lines:
+            self._follow_lines()
         self._holder, self.longest = _longest(self.matched, replicas) if self.matched else ("", 0)
         end = self.longest * KEY_BYTES
         self.shared_prefix = prompt.keys[end - KEY_BYTES : end] if end else b""
@@ -129,6 +131,21 @@ class Quotes:
         self.least = self.total - self.tokens(self.longest)
         for held in known.values():
             self.least = min(self.least, self.total - held.saved)
+
+    def _follow_lines(self) -> None:
+        """Match the prompts that wait in line, too: they are credited only when they are sent. O(lines x MOST_LEASES)."""
+        lines, keys, matched = self._ledger.lines, self.prompt.keys, dict(self.matched)
+        for name, load in tuple(lines.items()):
+            lease, longest, left = load.last, matched.get(name, 0), MOST_LEASES
+            if lease is None or lease.lead is None:
+                del lines[name]
+            while lease is not None and lease.lead is not None and left:
+                end = longest * KEY_BYTES
+                longer = lease.keys[end : end + KEY_BYTES] == keys[end : end + KEY_BYTES]
+                if longer and (shared := shared_blocks(lease.keys, keys)) > longest:
+                    longest = matched[name] = shared
+                lease, left = lease.ahead, left - 1
+        self.matched = matched
 
     def _computing(self, name: str) -> int:
         """Leading blocks of the prompt that the replica's open leases compute. O(MOST_LEASES)."""

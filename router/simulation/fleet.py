@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from router.booking import Booking
 from router.index.trie import RadixTrie
+from router.leading import Lead
 from router.learning.adapters import SLOTS, LoadedAdapters
 from router.learning.rates import HALF_LIFE_TOKENS
 from router.router import Router
@@ -244,8 +245,8 @@ class Simulation:
         """Send the request, once its lead has its first token if it has one."""
         booking = self._placement.booking_of(served.handle)
         if booking is not None and (lead := booking.lead) is not None:
-            lead.watch(lambda: self._at(self._now, self._release, served))
-            self._at(now + lead.most_s, self._release, served)
+            lead.watch(lambda: self._at(self._now, self._release, (served, lead)))
+            self._at(now + lead.most_s, self._release, (served, lead))
         else:
             self._send(served, now)
 
@@ -262,10 +263,11 @@ class Simulation:
             self._placement.reported(replica.number, replica.running, len(replica.queue), now)
         self._at(now + self._reports_s, self._report, None)
 
-    def _release(self, served: ServedRequest, now: float) -> None:
+    def _release(self, waited: tuple[ServedRequest, Lead], now: float) -> None:
         """The lead has its first token, or the time is up. Idempotent."""
+        served, lead = waited
         booking = self._placement.booking_of(served.handle)
-        if booking is None or booking.lead is None:
+        if booking is None or booking.lead is not lead:
             return
         if booking.release(now):
             booking.move(self._names, now)

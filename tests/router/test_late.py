@@ -255,3 +255,14 @@ def test_a_request_that_is_chosen_again_does_not_wait_for_itself() -> None:
     for booking in (busy, later):
         finish(booking, 30.0)
     router.check()
+
+
+def test_a_burst_with_one_cold_head_follows_its_first_request_into_the_line() -> None:
+    router = router_of("r1", "r2")
+    for name in ("r1", "r2"):
+        router.choose(Prompt(keys_of(name.encode() * 15), 30 * BLOCK, BLOCK, ""), [name], 0.0)
+    prompts = [Prompt(keys_of(b"h" * 40 + task), 41 * BLOCK, BLOCK, "") for task in (b"x", b"y")]
+    burst = [router.choose(prompt, ["r1", "r2"], 0.0) for prompt in prompts]
+    assert called(*burst) == [False, False]
+    assert [booking.lease.uncached_tokens for booking in burst] == [41 * BLOCK, BLOCK]
+    assert burst[0].lease.replica == burst[1].lease.replica

@@ -97,6 +97,13 @@ class RouterMachine(CountedMachine):
         self.router.restarted(name)
         assert self.router.trie.held_by(name) == 0
 
+    @rule()
+    def prove(self) -> None:
+        """The replicas compute one prompt at a time: requests wait in line."""
+        for load in self.router.ledger.loads.values():
+            while not load.serial.proven:
+                load.serial.learn(10_000, 1e9, 1.0)
+
     # -- requests
 
     @precondition(lambda self: self.router.replicas)
@@ -147,6 +154,16 @@ class RouterMachine(CountedMachine):
         before = booking.chosen
         booking.move(names, self.now)
         assert booking.chosen is before if booking.lease.closed else booking.chosen.replica in names
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), names=st.lists(replicas, min_size=1, unique=True))
+    def release(self, data: st.DataObject, names: list[str]) -> None:
+        """The wait is over, whatever has become of the lead or the line."""
+        booking = data.draw(st.sampled_from([booking for booking in self.bookings if booking in self.open]))
+        if booking.release(self.now):
+            booking.move(names, self.now)
+        elif booking.lease.replica in self.router.replicas:
+            assert booking.pending
 
     @precondition(lambda self: self.bookings)
     @rule(data=st.data(), outcome=st.builds(Outcome, st.booleans(), counts, counts), keep=st.booleans())

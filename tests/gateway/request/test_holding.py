@@ -137,6 +137,22 @@ async def test_when_the_first_ones_replica_dies_another_one_computes_the_head_on
         assert await asyncio.gather(*sent) == [200] * 5
 
 
+async def test_a_request_that_comes_from_a_replica_that_died_waits_for_nobody() -> None:
+    one, two = SlowEngine(), SlowEngine()
+    async with in_front_of(one, two) as run:
+        sent = [asyncio.create_task(send(run, f"task {number}", f"{number}" + HEAD)) for number in range(2)]
+        await eventually(lambda: len(one.arrived) == len(two.arrived) == 1)
+        for load in run.gateway.router.ledger.loads.values():
+            while not load.serial.proven:
+                load.serial.learn(10_000, 1e9, 1.0)
+        one.dies = True
+        one.computed.set()
+        await eventually(lambda: len(two.arrived) == 2)
+        assert waiting(run) == 0
+        two.computed.set()
+        assert await asyncio.gather(*sent) == [200] * 2
+
+
 async def test_a_client_that_leaves_while_it_waits_reaches_no_replica() -> None:
     engine = SlowEngine()
     async with in_front_of(engine) as run:
