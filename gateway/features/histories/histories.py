@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -46,6 +46,8 @@ log = logging.getLogger("warmroute.state")
 RETRY_S: Final = 5
 _WHY_UNKNOWN: Final = "It was not stored, has expired, or belongs to other credentials. Send the whole input."
 STORE_RESULTS: Final = ("kept", "failed", "unfit", "repeated")
+SEALED_ISSUER: Final = "sealed_issuer"
+_SEALED: Final = b"encrypted_content"
 MAX_TURN: Final = 10_000  # items that one turn adds to a conversation
 
 
@@ -79,6 +81,7 @@ class Histories:
         """
         if not (history.previous or history.conversation):
             return self.fresh(owner, history)
+        issuers = frozenset[str]()
         named = A_HEAD if history.previous.startswith(HEAD) else history.previous or history.conversation
         try:
             store = await self.open()
@@ -92,6 +95,8 @@ class Histories:
                 _require_answer(chain[-1])
                 for each in chain:
                     before += (each.input, each.output)
+                if named == A_HEAD:
+                    issuers = frozenset(each.log.issuer for each in chain if each.log.issuer and _has_sealed(each))
             else:
                 before = await store.conversation_input(owner, history.conversation, max_bytes)
         except UnknownObjectError as unknown:
@@ -110,7 +115,9 @@ class Histories:
             self._replayed.add(("failed",))
             raise unavailable(failure) from None
         self._replayed.add(("found",))
-        return Turn(self.keep, owner, history, before)
+        turn = Turn(self.keep, owner, history, before)
+        turn.issuers = issuers
+        return turn
 
     def fresh(self, owner: str, history: History) -> Turn:
         """A turn without a history before it."""
@@ -273,6 +280,13 @@ def unavailable(failure: StoreFailed) -> GatewayError:
     )
 
 
+def sealed_issuer(issuers: Iterable[str]) -> GatewayError:
+    """The error for sealed parts of a log that the request's pool cannot read."""
+    names = ", ".join(sorted(issuers))
+    text = f"Prompt-Log: The log has sealed parts of {names}, which no other pool can read. Ask for a model of that pool."
+    return GatewayError(409, SEALED_ISSUER, text, param="model", members={"issuer": names})
+
+
 def full(failure: StoreFullError) -> GatewayError:
     code, status = ("too_many_stored", 413) if failure.of_owner else ("storage_full", 507)
     return GatewayError(status, code, f"Nothing more can be stored: {failure}. Delete some objects.")
@@ -303,6 +317,10 @@ def _require_answer(response: StoredResponse) -> None:
     if response.status in UNANSWERED:
         text = f"Previous response with id {response.id!r} has no output to continue: its status is {response.status!r}."
         raise GatewayError(400, "previous_response_not_completed", text, param=PREVIOUS)
+
+
+def _has_sealed(response: StoredResponse) -> bool:
+    return _SEALED in response.input or _SEALED in response.output
 
 
 def _joined(*pieces: bytes) -> bytes:

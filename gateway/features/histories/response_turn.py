@@ -25,7 +25,8 @@ class Turn(AnswerTap):
     the previous stored response, or "". remember: called with the complete answer of a stream that is not stored, for the
     client's connection. attempted: `keep` was called. stored: the answer is in the store. client: the unit of fairness. finish:
     stores the answer of a background run, whose response is already stored; None: not a run. unwritten: the arguments of
-    `finish`, until it has succeeded. log: the turn in a prompt log, or None.
+    `finish`, until it has succeeded. log: the turn in a prompt log, or None. issuers: the pools
+    that have made sealed parts of a log which the request names by its head.
     """
 
     __slots__ = (
@@ -36,6 +37,7 @@ class Turn(AnswerTap):
         "client",
         "client_history",
         "finish",
+        "issuers",
         "log",
         "parent",
         "remember",
@@ -57,6 +59,7 @@ class Turn(AnswerTap):
         self.finish: Finish | None = None
         self.unwritten: tuple[RunEnd, list[Item]] | None = None
         self.log: LogTurn | None = None
+        self.issuers: frozenset[str] = frozenset()
 
     def disable(self) -> None:
         """Store nothing of this answer, and leave the client's `store` to the replica."""

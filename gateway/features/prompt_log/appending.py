@@ -15,7 +15,7 @@ import orjson
 from gateway.config.live import Live
 from gateway.database.failures import StoreError, StoreFailed
 from gateway.errors import GatewayError
-from gateway.features.histories.histories import full
+from gateway.features.histories.histories import full, sealed_issuer
 from gateway.features.histories.log_turn import LATER_S
 from gateway.features.histories.records import FoundTurn, StoreFullError
 from gateway.features.histories.whole import max_history
@@ -28,7 +28,6 @@ from gateway.features.prompt_log.bases import (
     log_error,
     open_calls,
     outline_of,
-    sealed_issuer,
 )
 from gateway.features.prompt_log.divergence import Divergence, diverged
 from gateway.features.prompt_log.header import Wishes, invalid

@@ -17,12 +17,12 @@ from gateway.config.live import Live
 from gateway.database.failures import StoreFailed
 from gateway.dialects.json_edits import Edit
 from gateway.errors import GatewayError
+from gateway.features.histories.histories import SEALED_ISSUER, sealed_issuer
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.log_turn import LOG_TURN
 from gateway.features.histories.records import FoundTurn, RefMove
 from gateway.features.histories.whole import WholeBodies, max_history
 from gateway.features.prompt_log.bases import (
-    SEALED_ISSUER,
     Base,
     base_of,
     found_turns,
@@ -31,7 +31,6 @@ from gateway.features.prompt_log.bases import (
     log_error,
     not_answering,
     open_calls,
-    sealed_issuer,
     wrong_form,
 )
 from gateway.features.prompt_log.divergence import Divergence, diverged

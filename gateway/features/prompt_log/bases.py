@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import orjson
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row", StoredResponse, TurnOutline)
 
-SEALED_ISSUER: Final = "sealed_issuer"
 _FEW: Final = 4  # entries of an answer
 _NONE: Final = "It was not kept, was deleted, or belongs to other credentials. Send the whole conversation, with keep."
 
@@ -145,13 +144,6 @@ async def issuers_of(store: TurnStore, owner: str, own: OwnTurn) -> frozenset[st
         return await store.issuers_at(owner, [head_name(chain) for chain in own.sealed])
     except StoreFailed as failure:
         raise not_answering(failure) from None
-
-
-def sealed_issuer(issuers: Iterable[str]) -> GatewayError:
-    """The error for sealed parts that the request's pool cannot read."""
-    names = ", ".join(sorted(issuers))
-    text = f"The log has sealed parts of {names}, which no other pool can read. Ask for a model of that pool."
-    return log_error(409, SEALED_ISSUER, text, "model", issuer=names)
 
 
 def open_calls(turn: FoundTurn) -> list[str]:

@@ -17,7 +17,7 @@ from gateway.admission.memory import LARGE_BODY, MemoryLease
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
 from gateway.errors import bad_request
-from gateway.features.histories.histories import Histories, too_large
+from gateway.features.histories.histories import Histories, sealed_issuer, too_large
 from gateway.features.histories.history import History, written_out
 from gateway.features.histories.kept import stored_answer
 from gateway.features.histories.log_turn import LOG_TURN
@@ -32,7 +32,7 @@ from gateway.features.runs.run_request import RunRequest
 from gateway.features.runs.runs import Runs, Serve
 from gateway.parser.parsing import Parsing, edited
 from gateway.request.client import Caller, ClientRequest
-from gateway.request.exchange import Exchange
+from gateway.request.exchange import Exchange, PoolBinding
 from gateway.request.owner import owner
 
 
@@ -79,6 +79,7 @@ class Recall:
         if turn is None:
             return api, None
         turn.client = client
+        exchange.binding = exchange.binding or _binding(turn.issuers)
         if api.references and self.on:
             await self._resolve(request, history, turn, caller)
         if isinstance(request, RunRequest):
@@ -180,6 +181,13 @@ class Recall:
                 () if turn.parent == history.previous else turn.before
             )  # items missing in the store are stored with this response
             turn.request_items = b",".join([piece for piece in (*known, history.own) if piece])
+
+
+def _binding(issuers: frozenset[str]) -> PoolBinding | None:
+    """To the pool that can read the sealed parts of a log. Raises GatewayError 409 if that takes several."""
+    if len(issuers) > 1:
+        raise sealed_issuer(issuers)
+    return PoolBinding(next(iter(issuers)), partial(sealed_issuer, issuers)) if issuers else None
 
 
 async def run_request(api: ApiRequest, history: History, lease: MemoryLease) -> ApiRequest:

@@ -206,6 +206,20 @@ async def test_a_model_of_another_pool_is_refused(path: str, stream: bool, tmp_p
         assert (code, sealed_at(two_, path)) == (200, [SEALED[path]]), "another's turns are unknown"
 
 
+@pytest.mark.parametrize("header", [None, "name"])
+async def test_a_head_as_the_previous_response_binds_without_the_header(header: str | None, tmp_path: Path) -> None:
+    async with (
+        FakeReplica([seals(RESPONSES, stream=False)], listing=models("m")) as one,
+        FakeReplica([seals(RESPONSES, stream=False)], listing=models("little")) as two_,
+        two(tmp_path, one, two_) as run,
+    ):
+        _, told, _ = await asked(run, RESPONSES, "keep", [USER])
+        code, error, _ = await asked(run, RESPONSES, header, [NOW], model="little", previous_response_id=told["head"])
+        assert (code, error["code"], error["issuer"], len(two_.requests)) == (409, "sealed_issuer", "big", 0)
+        code, _, _ = await asked(run, RESPONSES, header, [NOW], previous_response_id=told["head"])
+        assert (code, sealed_at(one, RESPONSES)) == (200, [ITEM])
+
+
 def _blocks(stream: bool) -> list[dict[str, Any]]:
     text = {"type": "text", "text": "hello"}
     return [text, BLOCK] if stream else [BLOCK, text]
