@@ -4,7 +4,7 @@
        │                 the lead has computed it, or is late ──►─┤
        └──► a lead: wait ┤                                        │
               ▲          lost: the lead failed, left, or moved,   │
-              │          or the replica evicted what it held ──► choose again ──► no lead: this one computes it, and leads
+              │          or the replica evicted the prefix ────► choose again ──► no lead: this one computes it, and leads
               └───────────────────────────────────────────────────────┘
 
 A request without a lead costs one look at its booking, and waits for nothing. The whole wait is bounded by MAX_S.
