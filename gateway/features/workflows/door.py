@@ -175,17 +175,20 @@ class DoorAnswer:
         elif event.kind == "step.skipped" and "error" in event.data:
             self._skipped[event.data["step"].partition("[")[0]] = event.data["error"]["message"]
         elif event.kind == EVENTS[COMPLETED] and not self._yielded:
-            self._value, self._done = event.data["outputs"][self._primary], True
-            self._certain = True
+            self._take_value(event.data["outputs"][self._primary], is_certain=True)
         elif self._yielded and event.data.get("name") == self._primary:
             self._of_output(event)
         if self.send is not None:
             self._send_fresh()
 
+    def _take_value(self, value: Any, *, is_certain: bool) -> None:
+        """null is no answer: its steps were skipped."""
+        self._value, self._done, self._certain = value, value is not None, is_certain
+
     def _of_output(self, event: RunEvent) -> None:
         """An event of the primary output."""
         if event.kind == "output.done":
-            self._value, self._done, self._certain = event.data["value"], True, not event.data["provisional"]
+            self._take_value(event.data["value"], is_certain=not event.data["provisional"])
         elif event.kind == "output.confirmed":
             self._certain = True
         elif event.kind == "output.retracted":
@@ -224,9 +227,12 @@ class DoorAnswer:
         return GatewayError(504, scheduler.reason or scheduler.status, f"A limit has ended the run ({scheduler.reason}).")
 
     def _skipped_for(self) -> str:
-        """The latest step that failed and was skipped, of those that the primary output needs."""
-        graph = self._asked.graph
-        needed = graph.needed_for(step.name for step in graph.steps.values() if self._primary in step.output_names)
+        """The latest skipped step with an error that the primary output needs."""
+        graph, outputs = self._asked.graph, self._asked.outputs
+        if outputs is not None:
+            needed = graph.needed_for(graph.steps_in(outputs[self._primary]))
+        else:
+            needed = graph.needed_for(step.name for step in graph.steps.values() if self._primary in step.output_names)
         return next((f" Step {name}: {self._skipped[name]}" for name in reversed(self._skipped) if name in needed), "")
 
     def require_complete(self) -> None:

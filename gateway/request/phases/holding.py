@@ -7,7 +7,7 @@
               │          or the match was evicted ────────► choose again ──► no lead: this one computes it, and leads
               └───────────────────────────────────────────────────────┘
 
-A request without a lead costs one look at its booking, and waits for nothing. The whole wait is bounded by MAX_S.
+A request without a lead costs one look at its booking, and waits for nothing. The whole wait is bounded by MAX_LEAD_S.
 """
 
 from __future__ import annotations

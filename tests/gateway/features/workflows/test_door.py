@@ -376,11 +376,14 @@ async def test_an_answer_without_its_primary_output_has_the_reason_of_the_skippe
     assert found["error"]["message"].endswith("without its primary output 'a'. Step a: too long")
 
 
-async def test_its_reason_is_not_that_of_another_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("outputs", [{}, {"outputs": {"o": "${b.value}"}}])
+async def test_its_reason_is_not_that_of_another_step(tmp_path: Path, outputs: dict[str, Any]) -> None:
     failing = {"let": "${1 + 'text'}", "on_error": "skip"}
     steps = {"a": failing, "b": {"let": "${a.value}", "yield": "o"}, "c": failing}
-    async with served(tmp_path, document(steps, name="support")) as (_, run):
-        assert ". Step a: " in (await run.post(chat()))[2]["error"]["message"]
+    async with served(tmp_path, document(steps, name="support", **outputs)) as (_, run):
+        for stream in (False, True):
+            got, _, found = await run.post(chat(stream=stream))
+            assert (got, ". Step a: " in found["error"]["message"]) == (502, True)
 
 
 async def test_an_error_after_the_first_byte_is_an_event_and_its_step_is_not_repeated(tmp_path: Path) -> None:
