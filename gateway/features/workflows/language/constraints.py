@@ -13,7 +13,7 @@ from typing import Any, Final
 from gateway.features.workflows.language.faults import DocumentFaults, shown
 from gateway.features.workflows.language.functions import is_number, parse_work
 from gateway.features.workflows.language.reading import member
-from gateway.features.workflows.language.values import EvaluationError, parsed_json, same, type_name
+from gateway.features.workflows.language.values import EvaluationError, json_of, parsed_json, same, type_name
 
 SHORT_FORMS: Final[Mapping[str, Mapping[str, Any]]] = {
     "list": {"type": "array", "items": {"type": "string"}},
@@ -30,6 +30,7 @@ _TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
 }
 MAX_CHOICES: Final = 256
 MAX_CHECKS: Final = 16_384
+STEP_BYTES: Final = 256  # of an enum's values, as JSON
 CHECK_WORK: Final = 1500  # units of `WorkBudget`
 
 
@@ -135,14 +136,17 @@ def mismatch(value: Any, schema: Mapping[str, Any], spend: Callable[[int], None]
 
 
 class _SchemaCheck:
-    """One value against one schema. The number of values times the alternatives of `anyOf` and `enum` is bounded."""
+    """One value against one schema. The number of values times the alternatives of `anyOf` and `enum` is bounded, and so are
+    the bytes of these alternatives.
+    """
 
     def __init__(self) -> None:
         self.steps = 0
+        self._enums: dict[int, int] = {}  # steps of an enum, by the identity of its schema
 
     def mismatch(self, value: Any, schema: Mapping[str, Any], path: str) -> str:
         at = f"{path}: " if path else ""
-        self.steps += 1 + len(schema.get("enum", ()))
+        self.steps += 1 + (self._steps_of(schema) if "enum" in schema else 0)
         if self.steps > MAX_CHECKS:
             raise ConstraintUnsatisfiedError("the answer has too many values to be checked")
         types = schema.get("type", [])
@@ -156,6 +160,13 @@ class _SchemaCheck:
         if "anyOf" in schema and all(self.mismatch(value, each, path) for each in schema["anyOf"]):
             return f"{at}it fits none of anyOf"
         return _out_of_bounds(value, schema, at) or self._inner(value, schema, path)
+
+    def _steps_of(self, schema: Mapping[str, Any]) -> int:
+        steps = self._enums.get(id(schema))
+        if steps is None:
+            values = schema["enum"]
+            steps = self._enums[id(schema)] = len(values) + len(json_of(values)) // STEP_BYTES
+        return steps
 
     def _inner(self, value: Any, schema: Mapping[str, Any], path: str) -> str:
         if isinstance(value, dict):

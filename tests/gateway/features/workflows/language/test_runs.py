@@ -240,6 +240,10 @@ def test_a_check_of_a_schema_is_bounded() -> None:
     assert not mismatch([1] * 10, schema)
     with pytest.raises(ConstraintUnsatisfiedError, match="too many values"):
         mismatch([1] * 1000, schema)
+    large = [[*range(3000), last] for last in range(100)]  # each comparison takes the time of its length
+    assert not mismatch(large[-1:], {"items": {"enum": large}})
+    with pytest.raises(ConstraintUnsatisfiedError, match="too many values"):
+        mismatch(large[-1:] * 100, {"items": {"enum": large}})
 
 
 # -- plans
