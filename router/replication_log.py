@@ -3,7 +3,8 @@
     Router.choose, Booking.first_token, move, close ──► Journal ──► (transport) ──► Follower.apply, in each other router
 
 The log has decisions, not their reasons: a follower books, credits, learns and closes as the deciding router did, so that its
-index, ledger and learned speeds converge to the same state. Each router learns from its own owner that a replica has restarted
+index, ledger and learned speeds converge to the same state (a request in line is credited when it is booked, and by its router
+when it is sent). Each router learns from its own owner that a replica has restarted
 or left; the log repeats it for routers that begin later. No router waits for another: two may decide within a few milliseconds
 without knowing each other's decision, as two gateways would.
 """

@@ -88,6 +88,10 @@ class FollowedRouter(RouterMachine):
         while self.other.sweep(self.now):
             self.other.check()
 
+    @rule()
+    def prove(self) -> None:
+        """No lines: a follower credits a request when it is booked, and its router when it is sent."""
+
     @invariant()
     def the_other_knows_the_same(self) -> None:
         self.settle()
