@@ -136,15 +136,16 @@ class Quotes:
         """Match the prompts that wait in line, too: they are credited only when they are sent. O(lines x MOST_LEASES)."""
         lines, keys, matched = self._ledger.lines, self.prompt.keys, dict(self.matched)
         for name, load in tuple(lines.items()):
-            lease, longest, left = load.last, matched.get(name, 0), MOST_LEASES
-            if lease is None or lease.lead is None:
-                del lines[name]
-            while lease is not None and lease.lead is not None and left:
-                end = longest * KEY_BYTES
-                longer = lease.keys[end : end + KEY_BYTES] == keys[end : end + KEY_BYTES]
-                if longer and (shared := shared_blocks(lease.keys, keys)) > longest:
-                    longest = matched[name] = shared
+            lease, longest, left, waits = load.last, matched.get(name, 0), MOST_LEASES, False
+            while lease is not None and left:
+                if lease.lead is not None:
+                    waits, end = True, longest * KEY_BYTES
+                    longer = lease.keys[end : end + KEY_BYTES] == keys[end : end + KEY_BYTES]
+                    if longer and (shared := shared_blocks(lease.keys, keys)) > longest:
+                        longest = matched[name] = shared
                 lease, left = lease.ahead, left - 1
+            if not waits:
+                del lines[name]
         self.matched = matched
 
     def _computing(self, name: str) -> int:

@@ -266,3 +266,16 @@ def test_a_burst_with_one_cold_head_follows_its_first_request_into_the_line() ->
     assert called(*burst) == [False, False]
     assert [booking.lease.uncached_tokens for booking in burst] == [41 * BLOCK, BLOCK]
     assert burst[0].lease.replica == burst[1].lease.replica
+
+
+def test_a_prompt_in_line_is_matched_also_behind_a_plain_request_that_was_sent() -> None:
+    router = router_of("r1", "r2")
+    running, first = send(router, "a", 30), send(router, "x", 40)
+    plain = send(router, "s", 1, silent=True)
+    assert called(first, plain) == [False, True]
+    text = b"x" * 40 + b"y"
+    later = router.choose(Prompt(keys_of(text), len(text) * BLOCK, BLOCK, ""), ["r1", "r2"], 0.0)
+    assert (later.lease.replica, later.matched_blocks) == ("r1", 40)
+    for booking in (running, plain, first, later):
+        finish(booking, 30.0)
+    router.check()

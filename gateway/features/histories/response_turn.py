@@ -25,8 +25,8 @@ class Turn(AnswerTap):
     the previous stored response, or "". remember: called with the complete answer of a stream that is not stored, for the
     client's connection. attempted: `keep` was called. stored: the answer is in the store. client: the unit of fairness. finish:
     stores the answer of a background run, whose response is already stored; None: not a run. unwritten: the arguments of
-    `finish`, until it has succeeded. log: the turn in a prompt log, or None. issuers: the pools
-    that have made sealed parts of a log which the request names by its head.
+    `finish`, until it has succeeded. log: the turn in a prompt log, or None. issuers: the pools that have made sealed parts of
+    the log whose head the request names.
     """
 
     __slots__ = (
