@@ -37,6 +37,7 @@ HOT = (
     "router/late.py",
     "router/leading.py",
     "router/learning/allowances.py",
+    "router/learning/conversations.py",
     "router/learning/evidence.py",
     "router/learning/foreign.py",
     "router/learning/learned.py",

@@ -30,8 +30,9 @@ from router.learning.rates import PrefillRate, PrefillRates
 from router.learning.serial import SerialPrefill
 from router.types import KEY_BYTES, BlockKeys
 
-AGEING = 2.0  # seconds of prefill by which a request of the line goes sooner for each second that it has waited
+AGEING = 0.1  # seconds of prefill by which a request of the line goes sooner for each second that it has waited
 TOGETHER_S = 0.1  # prompts of the line that take less are sent together
+BUSY_S = 120.0  # time constant of a replica's share of busy time
 TURN_GAP_S = 15.0, 1.0, 300.0  # from an answer to the next turn: initial value, minimum, maximum
 
 
@@ -55,6 +56,8 @@ class ReplicaLoad:
     turn_ended: float = float("-inf")
     answered: float = 0.0  # exponentially decayed count of closed leases; time constant: turn_gap
     answered_at: float = float("-inf")  # time at which the last lease was closed
+    worked: float = 0.0  # exponentially decayed seconds of estimated prefill; time constant: BUSY_S
+    worked_at: float = float("-inf")  # time at which the last prefill ended
     computed_at: float = float("-inf")  # time of the last first token, or good end of an answer with a token
     serial: SerialPrefill = field(default_factory=SerialPrefill)
     line: dict[Lease, Callable[[], None]] = field(default_factory=dict)
@@ -201,6 +204,16 @@ class ReplicaLoad:
             return self.own_booked_tokens
         return self.remaining_tokens(now) - self.remote_booked_tokens
 
+    def busy(self, now: float) -> float:
+        """The share of the time in which the replica has computed prompts lately, by estimates: it may exceed 1."""
+        ago = now - self.worked_at
+        return self.worked * (math.exp(-ago / BUSY_S) if ago > 0 else 1.0) / BUSY_S
+
+    def count_work(self, seconds: float, now: float) -> None:
+        """The replica has computed a prompt for so long."""
+        self.worked = self.busy(now) * BUSY_S + seconds
+        self.worked_at = max(self.worked_at, now)
+
     def return_rate(self, now: float, gap_s: float) -> float:
         """Expected returns of conversations per second, with a mean gap of gap_s between an answer and the next turn."""
         ago = now - self.answered_at
@@ -311,6 +324,7 @@ class Lease:
         load.booked_tokens -= self.uncached_tokens
         if self.remote:
             load.remote_booked_tokens -= self.uncached_tokens
+        load.count_work(self.uncached_tokens / load.rate.value, now)
         if load.foreign is not None:
             load.foreign.computed(self.uncached_tokens)
         load.leave_queue(self)

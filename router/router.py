@@ -535,9 +535,11 @@ class Router(Owner):
             self._back(booking, new)
         booking.idle_s = idle_s = self.trie.insert(name, keys, now, weight=booking.weight, confirmed=False)
         booking.pending, booking.tail, booking.reserved = True, self.trie.tail, self.trie.reserved
+        matched = max(0, lease.prompt_tokens - lease.uncached_tokens)  # another router's numbers may be of two moments
+        next_turn = idle_s is not None and matched * 2 >= lease.prompt_tokens
+        rate = lease.load.rate
+        rate.pool.conversation.learn(lease.uncached_tokens / rate.value, begins=not next_turn)
         if idle_s is not None:
-            matched = max(0, lease.prompt_tokens - lease.uncached_tokens)  # another router's numbers may be of two moments
-            next_turn = matched * 2 >= lease.prompt_tokens
             self.ledger.record_return(lease.load, idle_s, min(1.0, matched / TURN_TOKENS), next_turn, now)
 
     def _line_up(self, booking: Booking, now: float) -> None:

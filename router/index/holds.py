@@ -8,6 +8,7 @@ them from it (`acyclic`): objects that the tree drops must be free of cycles, an
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from router.native import mypyc_attr
@@ -19,6 +20,11 @@ NODE_BYTES: Final = 496
 HOLD_BYTES: Final = 128
 
 UNBOUNDED: Final = 1 << 60  # a capacity that is never reached; an optional int would be slower in compiled code
+
+
+def reuse_chance(idle_s: float, lifetime_s: float) -> float:
+    """The probability of reuse of a block that was idle for idle_s, if blocks are evicted after lifetime_s."""
+    return math.exp(-idle_s / lifetime_s) if idle_s > 0 else 1.0
 
 
 @mypyc_attr(acyclic=True)
@@ -80,10 +86,10 @@ class UseList:
     blocks: of all holds. weight: of these blocks together. pending: weight of the unconfirmed blocks. backed: weight of pending
     blocks that hide others already. count: holds. capacity: the weight that the replica can hold, or UNBOUNDED. floor: for
     a list of purged holds, the time of the last purge: all its holds were last used before, and every live hold of the replica
-    after it. dooms: some holds are doomed. survivor_used: last use of the stalest block that is not doomed.
+    after it. dooms: some holds are doomed.
     """
 
-    __slots__ = ("backed", "blocks", "capacity", "count", "dooms", "floor", "pending", "ring", "survivor_used", "weight")
+    __slots__ = ("backed", "blocks", "capacity", "count", "dooms", "floor", "pending", "ring", "weight")
 
     def __init__(self, ring: Hold, capacity: int = UNBOUNDED) -> None:
         self.ring = ring
@@ -91,7 +97,6 @@ class UseList:
         self.capacity = capacity
         self.floor = float("-inf")
         self.dooms = False
-        self.survivor_used = float("-inf")
         self.blocks = 0
         self.weight = 0
         self.pending = 0
@@ -116,7 +121,6 @@ class UseList:
         hold = ring.fresher
         self.dooms = more = excess > 0
         while more and hold is not ring and most_holds:
-            self.survivor_used = hold.used
             blocks, weight = hold.blocks, hold.node.weight
             held = blocks * weight
             if held <= most and held - weight < excess:
@@ -133,6 +137,22 @@ class UseList:
         while hold is not ring and hold.doomed:
             hold.doomed = 0
             hold = hold.fresher
+
+    def reusable(self, excess: int, most_holds: int, now: float, lifetime_s: float) -> float:
+        """The weight of the stalest blocks that together weigh `excess`, without the doomed ones, each times its probability of
+        reuse (`reuse_chance`). Beyond most_holds holds all blocks count like the last one. O(most_holds).
+        """
+        hold, used, chance, found = self.ring.fresher, -1.0, 1.0, 0.0
+        while excess > 0 and most_holds and hold is not self.ring:
+            weight = (hold.blocks - hold.doomed) * hold.node.weight
+            if weight:
+                if hold.used != used:
+                    used, chance = hold.used, reuse_chance(now - hold.used, lifetime_s)
+                found += chance * (weight if weight < excess else excess)
+                excess -= weight
+            hold = hold.fresher
+            most_holds -= 1
+        return found + chance * excess if excess > 0 else found
 
     def used_since(self, since: float, most_holds: int, confirmed: bool) -> int | None:
         """Weight of the holds used after `since`, or of their confirmed blocks; None if there are more than most_holds of them.

@@ -33,6 +33,7 @@ INSERT_HOLDS: Final = 16  # an insert adds at most three
 SWEEP_HOLDS: Final = 1000  # about a millisecond
 MAX_COUNTED: Final = 4096  # holds counted by `used_since`
 MAX_FORESEEN: Final = 64
+MAX_PRICED: Final = 64  # holds of which `eviction_loss` knows the last use
 PENDING_SHARE: Final = 16  # one sixteenth of the memory bound is for pending credits
 
 
@@ -94,16 +95,15 @@ class RadixTrie(Tree):
         uses = self._uses.get(replica)
         return uses.pending if uses else 0
 
-    def room(self, replica: str, blocks: int, weight: int) -> tuple[int, float]:
-        """(blocks of this weight that the replica would have to evict to make room for `blocks` more; last use of its least
-        recently used block). O(1).
+    def eviction_loss(self, replica: str, weight: int, now: float) -> float:
+        """The weight that the replica would have to evict to make room for `weight` more, each block times its probability of
+        reuse. O(MAX_PRICED).
         """
         uses = self._uses.get(replica)
-        if uses is None or uses.capacity == UNBOUNDED or not uses.count:
-            return 0, 0.0
+        if uses is None or self.lifetime is None or uses.capacity == UNBOUNDED or not uses.count:
+            return 0.0
         free = uses.capacity - uses.burden
-        out = blocks - free // weight if free > 0 else blocks
-        return (out if out > 0 else 0), uses.survivor_used if uses.dooms else uses.ring.fresher.used
+        return uses.reusable(weight - free if free > 0 else weight, MAX_PRICED, now, self.lifetime.value)
 
     def used_since(self, replica: str, since: float, *, confirmed: bool) -> int | None:
         """Weight of a replica's blocks used after `since`, or of the confirmed ones; None if there are too many to count.

@@ -18,6 +18,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from router.learning.conversations import ConversationWork
+
 DEFAULT_RATE: Final = 8000.0  # tokens per second, until one is measured
 HALF_LIFE_TOKENS: Final = 25_000.0
 FULL_TOKENS: Final = 1000.0  # a shorter prefill counts less; with less evidence a replica has the rate of its pool
@@ -88,14 +90,17 @@ class PrefillRate:
 
 
 class PoolRate:
-    """The rates of one pool. value: of a replica without evidence. known: the value is measured."""
+    """The rates of one pool. value: of a replica without evidence. known: the value is measured. conversation: the work of one
+    of its conversations.
+    """
 
-    __slots__ = ("_learns", "_tokens", "known", "members", "name", "value")
+    __slots__ = ("_learns", "_tokens", "conversation", "known", "members", "name", "value")
 
     def __init__(self, name: str = "") -> None:
         self.name = name
         self.value = DEFAULT_RATE
         self.known = False
+        self.conversation = ConversationWork()
         self.members: dict[str, PrefillRate] = {}
         self._learns = 0
         self._tokens = 0.0

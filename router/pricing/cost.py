@@ -3,7 +3,7 @@
     queue_r = booked_r / rate_r        work_r = uncached_r / rate_r
 
     cost(r) = queue_r + work_r
-            + returns_r * (queue_r * work_r + work_r^2 / 2)
+            + returns_r * (queue_r * work_r + work_r^2 / 2) + busy_r * conversation
             + (w * duplicate_r + evicted_r) / rate_r
             + decode_r + start_r + adapter_r
 
@@ -17,9 +17,14 @@ too; a request that arrives during this request's own prefill waits for half of 
 little; a cold prompt of 100,000 tokens goes to the replica with the fewest expected requests. The term needs no weight: it is
 in seconds, like this request's own waiting.
 
+The conversation of the request brings its later turns to r, too. busy_r: the share of the last minutes in which r has computed
+prompts. conversation: the mean work of a whole conversation in r's pool (`learning/conversations.py`). So conversations that
+begin, or whose cache is lost or short, leave busy replicas before queues show it. A prompt without any match has no such term:
+mostly it is no conversation, and the price of evictions alone finds the oldest blocks of the fleet.
+
 The third line is the price of cache space. duplicate_r: uncached tokens that another replica holds; a second copy leaves less
 room for other prefixes. evicted_r: tokens that r must evict to make room, each weighted by its probability of reuse
-(`reuse_chance`).
+(`index/holds.py`).
 
 decode_r: running sequences take turns with this request's prefill; each is priced as DECODE_TOKENS tokens of prefill.
 
@@ -37,7 +42,6 @@ There are no thresholds or modes: an overloaded holder is expensive.
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from router.types import Cost
@@ -56,18 +60,17 @@ def cost(
     evicted: float,
     decoding: float,
     prefill_rate: float,
-    return_rate: float,
+    others_s: float,
 ) -> Cost:
     """The cost on one replica.
 
-    Counts in tokens except `decoding` (sequences); prefill_rate in tokens per second, positive; return_rate in requests per
-    second.
+    Counts in tokens except `decoding` (sequences); prefill_rate in tokens per second, positive. others_s: the second line of
+    the formula.
     """
-    queue, work = booked / prefill_rate, uncached / prefill_rate
     parts = (
-        queue,
-        work,
-        return_rate * (queue * work + work * work / 2),
+        booked / prefill_rate,
+        uncached / prefill_rate,
+        others_s,
         DUPLICATE_WEIGHT * duplicate / prefill_rate,
         evicted / prefill_rate,
         decoding * DECODE_TOKENS / prefill_rate,
@@ -79,9 +82,9 @@ def cost(
     return tuple.__new__(Cost, parts)  # twice as fast as a call, for dozens of replicas per request
 
 
-def reuse_chance(idle_s: float, lifetime_s: float) -> float:
-    """The probability of reuse of a block that was idle for idle_s, if blocks are evicted after lifetime_s."""
-    return math.exp(-idle_s / lifetime_s) if idle_s > 0 else 1.0
+def delay(queue_s: float, work_s: float, return_rate: float) -> float:
+    """The expected delay of requests that arrive at return_rate per second, by one with so much work behind such a queue."""
+    return return_rate * (queue_s * work_s + work_s * work_s / 2)
 
 
 def starting(work_s: float, age_s: float) -> float:

@@ -20,7 +20,7 @@ from router.learning.adapters import Adapters
 from router.learning.sessions import COINCIDENCE_BLOCKS, Session, Sessions
 from router.learning.shares import CacheShares
 from router.load import BookingLedger, ReplicaLoad
-from router.pricing.cost import DECODE_TOKENS, DUPLICATE_WEIGHT, cost, discounted, reuse_chance, starting
+from router.pricing.cost import DECODE_TOKENS, DUPLICATE_WEIGHT, cost, delay, discounted, starting
 from router.pricing.replication import Rents
 from router.residency import HeldPrefix, PromptTokens, Residency
 from router.types import KEY_BYTES, Candidate, Cost, Decision, Prompt, Random
@@ -42,12 +42,12 @@ class Quotes:
     __slots__ = (
         "_adapters",
         "_blocks",
+        "_evicts",
         "_expected",
         "_gap_s",
         "_holder",
         "_known",
         "_ledger",
-        "_lifetime_s",
         "_per_block",
         "_rent",
         "_starting",
@@ -83,7 +83,7 @@ class Quotes:
         self._per_block = prompt.block_units / units_per_token  # tokens
         self.block_weight = prompt.block_weight(units_per_token)
         self._blocks = prompt.blocks
-        self._lifetime_s = trie.lifetime.value if trie.lifetime else 0.0  # 0: nothing was ever evicted
+        self._evicts = trie.lifetime is not None
         self._gap_s = ledger.turn_gap.value
         self._rent = 0.0
         self._adapters: Adapters | None = None
@@ -204,17 +204,20 @@ class Quotes:
         if load.foreign is not None:
             booked += load.foreign.tokens(now, load.rate.value)
             decoding += load.foreign.running(now)
+        rate, others_s = load.rate.value, 0.0
+        if uncached:
+            others_s = delay(booked / rate, uncached / rate, load.return_rate(now, self._gap_s)) + after * uncached / rate
+        if self.longest:
+            others_s += load.busy(now) * load.rate.pool.conversation.value
         full = cost(
             booked=booked,
             uncached=uncached,
             duplicate=beyond if beyond > 0 else 0,
-            evicted=self._evicted(name, blocks, uncached) if self._lifetime_s else 0.0,
+            evicted=self._evicted(name, blocks, uncached) if self._evicts else 0.0,
             decoding=decoding,
-            prefill_rate=load.rate.value,
-            return_rate=load.return_rate(now, self._gap_s) if uncached else 0.0,
+            prefill_rate=rate,
+            others_s=others_s,
         )
-        if after:
-            full = full._replace(others_s=full.others_s + after * full.prefill_s)
         if self._starting and name in self._starting and not (blocks and blocks == self.longest) and name not in self._expected:
             full = full._replace(start_s=starting(full.prefill_s, now - self._starting[name]))
         if self._adapters is not None and (load_s := self._adapters.load_s(name, self.prompt.adapter)):
@@ -230,11 +233,8 @@ class Quotes:
 
     def _evicted(self, name: str, blocks: int, uncached: int) -> float:
         """Tokens that a replica would have to evict, weighted by their probability of reuse."""
-        new = self._blocks - blocks
-        if not new:
-            return 0.0
-        out, used = self._trie.room(name, new, self.block_weight)
-        return uncached * out / new * reuse_chance(self.now - used, self._lifetime_s) if out else 0.0
+        weight = (self._blocks - blocks) * self.block_weight
+        return uncached * self._trie.eviction_loss(name, weight, self.now) / weight if weight else 0.0
 
     def cheapest(self, chance: Random) -> tuple[Candidate, bool]:
         """(the candidate with the least cost, True if an idle replica lacks the longest match)."""

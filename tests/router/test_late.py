@@ -248,7 +248,7 @@ def test_a_request_that_is_chosen_again_does_not_wait_for_itself() -> None:
     running = send(router, "a", 90, 10.0)
     later = router.choose(Prompt(keys_of(b"x" * 60), 60 * BLOCK, BLOCK, ""), ["r1", "r2"], 10.0)
     finish(running, 19.0)
-    busy = router.choose(Prompt(keys_of(b"z" * 20), 20 * BLOCK, BLOCK, ""), ["r2"], 19.0)
+    busy = router.choose(Prompt(keys_of(b"z" * 90), 90 * BLOCK, BLOCK, ""), ["r2"], 19.0)
     assert later.release(19.0)
     later.move(["r1", "r2"], 19.0)
     assert (later.lease.replica, later.decision.best.cost.queue_s) == ("r1", 0.0)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from router.index.blocks import text_keys
-from router.index.holds import Hold
+from router.index.holds import Hold, reuse_chance
 from router.index.tree import MAX_EDGES
-from router.index.trie import MAX_COUNTED, SWEEP_HOLDS, RadixTrie
+from router.index.trie import MAX_COUNTED, MAX_PRICED, SWEEP_HOLDS, RadixTrie
 from router.types import KEY_BYTES
 from tests.support.machines import STEPS, CountedMachine, steps_of
 from tests.support.strategies import keys_of, letters, replicas
@@ -137,14 +137,18 @@ class Oracle:
         confirmed = self.confirmed(replica)
         return confirmed + min(self.weight(replica) - confirmed, self.backed.get(replica, 0))
 
-    def room(self, replica: str, blocks: int, weight: int) -> tuple[int, float]:
+    def eviction_loss(self, replica: str, weight: int, now: float, lifetime_s: float) -> float:
         held, capacity = self.held.get(replica), self.capacity.get(replica)
         if not held or capacity is None:
-            return 0, 0.0
+            return 0.0
         stalest = sorted(held, key=lambda block: (held[block].touch, -len(block)))
-        survivors = stalest[len(self.doomed(replica)) :]
-        out = max(0, min(self.burden(replica), capacity) + blocks * weight - capacity)
-        return math.ceil(out / weight), held[survivors[0]].used
+        excess, loss, chance = max(0, min(self.burden(replica), capacity) + weight - capacity), 0.0, 1.0
+        for key in stalest[len(self.doomed(replica)) :]:
+            if excess:
+                chance = reuse_chance(now - held[key].used, lifetime_s)
+                loss += chance * min(excess, held[key].weight)
+                excess = max(0, excess - held[key].weight)
+        return loss + chance * excess
 
     def doomed(self, replica: str) -> list[tuple[int, ...]]:
         """What will have to go for what is pending, as far as that is half of the capacity."""
@@ -300,10 +304,12 @@ class TrieMachine(CountedMachine):
             self.oracle.expire(replica)
             self.oracle.shrink(replica)
 
-    @rule(replica=replicas, blocks=st.integers(0, 15), weight=weights)
-    def room(self, replica: str, blocks: int, weight: int) -> None:
+    @rule(replica=replicas, weight=st.integers(0, 50), later=st.sampled_from([0.0, 3.0]))
+    def eviction_loss(self, replica: str, weight: int, later: float) -> None:
         self.sweep()
-        assert self.trie.room(replica, blocks, weight) == self.oracle.room(replica, blocks, weight)
+        now, lifetime = self.now + later, self.trie.lifetime
+        expected = self.oracle.eviction_loss(replica, weight, now, lifetime.value) if lifetime else 0.0
+        assert self.trie.eviction_loss(replica, weight, now) == pytest.approx(expected)
 
     @rule(replica=replicas, back=st.sampled_from([-1.0, 0.0, 0.5, 4.0, 5.0, 30.0]), confirmed=st.booleans())
     def used_since(self, replica: str, back: float, confirmed: bool) -> None:
@@ -362,7 +368,7 @@ class SlowTrieMachine(TrieMachine):
         """Only by the rules that count."""
 
     @rule()
-    def room(self) -> None:  # type: ignore[override]
+    def eviction_loss(self) -> None:  # type: ignore[override]
         """Counts what is still to be dropped."""
 
     @rule()
@@ -748,7 +754,9 @@ def test_unknown_replicas_are_ignored() -> None:
     trie.take_back("gone", keys_of(b"aa"))
     trie.confirm("gone", keys_of(b"aa"), 0.0)
     assert trie.pending_of("gone") == trie.weight_held_by("gone") == 0
-    assert (trie.room("gone", 5, 1), trie.used_since("gone", -1.0, confirmed=True), trie.held_by("gone")) == ((0, 0.0), 0, 0)
+    trie.restore_lifetime((1.0, 1.0), 1.0)
+    assert trie.eviction_loss("gone", 5, 1.0) == 0.0
+    assert (trie.used_since("gone", -1.0, confirmed=True), trie.held_by("gone")) == (0, 0)
     trie.purge("gone")
     trie.remove_replica("gone")
     trie.check()
@@ -765,15 +773,27 @@ def test_an_insert_returns_how_long_what_it_found_had_not_been_used() -> None:
     assert trie.insert("r1", keys_of(b"aabb"), 200.0) is None, "past its time it counts as not there"
 
 
-def test_the_room_of_a_replica_is_what_it_would_have_to_forget() -> None:
+def test_the_loss_by_evictions_is_of_each_block_by_its_own_last_use() -> None:
     trie = trie_with("r1", capacity=6)
-    assert trie.room("r1", 9, 1) == (0, 0.0), "an empty replica forgets nothing, whatever comes"
+    trie.restore_lifetime((10.0, 1.0), 1.0)  # 10 s
+    assert trie.eviction_loss("r1", 9, 2.0) == 0.0, "an empty replica forgets nothing, whatever comes"
     trie.insert("r1", keys_of(b"aabb"), 1.0)
-    trie.insert("r1", keys_of(b"aa"), 2.0)
-    assert [trie.room("r1", blocks, 1) for blocks in (0, 2, 3, 9)] == [(0, 1.0), (0, 1.0), (1, 1.0), (7, 1.0)]
-    assert [trie.room("r1", blocks, 4)[0] for blocks in (0, 1, 2)] == [0, 1, 2], "of a prompt with longer blocks, none fits"
+    trie.insert("r1", keys_of(b"aa"), 6.0)
+    old, new = math.exp(-1.0), math.exp(-0.5)
+    losses = [trie.eviction_loss("r1", weight, 11.0) for weight in (0, 2, 3, 5, 9)]
+    assert losses == pytest.approx([0, 0, old, 2 * old + new, 2 * old + 5 * new]), "beyond all blocks, like the last one"
     trie.add_replica("r1", None)
-    assert trie.room("r1", 9, 1) == (0, 0.0)
+    assert trie.eviction_loss("r1", 9, 11.0) == 0.0
+
+
+def test_the_loss_by_evictions_looks_at_few_prompts() -> None:
+    trie = trie_with("r1", capacity=4 * MAX_PRICED)
+    trie.restore_lifetime((1.0, 1.0), 1.0)
+    for number in range(4 * MAX_PRICED):
+        trie.insert("r1", keys_of(bytes([number])), float(number))
+    seen = sum(math.exp(number - 4 * MAX_PRICED) for number in range(MAX_PRICED))
+    last = math.exp(MAX_PRICED - 1 - 4 * MAX_PRICED)
+    assert trie.eviction_loss("r1", 2 * MAX_PRICED, 4.0 * MAX_PRICED) == pytest.approx(seen + MAX_PRICED * last)
 
 
 def test_blocks_of_different_lengths_share_one_capacity() -> None:

@@ -7,22 +7,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router import Cost
-from router.pricing.cost import DECODE_TOKENS, DUPLICATE_WEIGHT, FIRST_SHARE, START_S, cost, discounted, reuse_chance, starting
+from router.index.holds import reuse_chance
+from router.pricing.cost import DECODE_TOKENS, DUPLICATE_WEIGHT, FIRST_SHARE, START_S, cost, delay, discounted, starting
 
 seconds = st.floats(0, 1e6)
 
 
 def test_the_cost_is_in_seconds_and_adds_up() -> None:
-    parts = cost(booked=3000, uncached=1000, duplicate=500, evicted=400.0, decoding=4, prefill_rate=2000.0, return_rate=2.0)
+    parts = cost(
+        booked=3000,
+        uncached=1000,
+        duplicate=500,
+        evicted=400.0,
+        decoding=4,
+        prefill_rate=2000.0,
+        others_s=3.0,
+    )
     assert parts == Cost(
         queue_s=1.5,
         prefill_s=0.5,
-        others_s=2.0 * (1.5 * 0.5 + 0.5 * 0.5 / 2),
+        others_s=3.0,
         duplicate_s=DUPLICATE_WEIGHT * 0.25,
         evicted_s=0.2,
         decode_s=4 * DECODE_TOKENS / 2000,
     )
-    assert parts.total_s == pytest.approx(1.5 + 0.5 + 1.75 + 0.25 * DUPLICATE_WEIGHT + 0.2 + 4 * DECODE_TOKENS / 2000)
+    assert parts.total_s == pytest.approx(1.5 + 0.5 + 3.0 + 0.25 * DUPLICATE_WEIGHT + 0.2 + 4 * DECODE_TOKENS / 2000)
+
+
+def test_who_comes_back_waits_behind_a_queue_for_all_of_a_prefill_and_later_for_half_of_it() -> None:
+    assert delay(queue_s=1.5, work_s=0.5, return_rate=2.0) == 2.0 * (1.5 * 0.5 + 0.5 * 0.25)
 
 
 def test_a_block_is_worth_less_the_longer_nobody_used_it() -> None:

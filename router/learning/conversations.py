@@ -1,0 +1,43 @@
+"""The work of a conversation: the seconds of prefill that one brings to its replica, over all of its requests.
+
+Its mean is the mean work of a request, divided by the share of the requests that begin a conversation. A request whose replica
+holds at least half of its prompt is taken for a next turn. So are prompts with a long shared head, so a conversation counts as
+at most MOST_REQUESTS requests.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MOST_REQUESTS: Final = 32.0
+MEMORY: Final = 2000.0  # requests; then all counts are halved
+PRIOR: Final = 10.0  # requests without work that each began a conversation: the value grows from 0
+
+
+class ConversationWork:
+    """Of one pool (see the module). value: seconds, 0 at first."""
+
+    __slots__ = ("_begun", "_requests", "_seconds", "value")
+
+    def __init__(self) -> None:
+        self._begun = self._requests = PRIOR
+        self._seconds = 0.0
+        self.value = 0.0
+
+    def learn(self, seconds: float, *, begins: bool) -> None:
+        """A request was sent that computes for so long. begins: it is no next turn."""
+        self._seconds += seconds
+        self._requests += 1.0
+        if begins:
+            self._begun += 1.0
+        if self._requests > MEMORY:
+            self._seconds /= 2.0
+            self._requests /= 2.0
+            self._begun /= 2.0
+        requests = MOST_REQUESTS
+        if self._begun * MOST_REQUESTS > self._requests:
+            requests = self._requests / self._begun
+        self.value = self._seconds / self._requests * requests
+
+    def __repr__(self) -> str:
+        return f"<ConversationWork {self.value:.3g} s>"
