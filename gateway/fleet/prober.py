@@ -440,15 +440,16 @@ class Prober:
     def _apply_facts(self, state: ReplicaState, facts: Facts) -> None:
         """Apply the facts that the replica's engine reports."""
         engine, before, state.facts = state.engine, state.facts, facts
-        if facts.asleep != before.asleep:
+        if facts.asleep != before.asleep or facts.role != before.role:
             self._changed(state)
+        if facts.asleep != before.asleep:
             log.info("replica sleeps" if facts.asleep else "replica is awake", extra={"replica": state.name})
             if facts.asleep:
                 self._lose_cache(state, SLEEP)
         if before.version and facts.version not in ("", before.version):
             self._lose_cache(state, WEIGHTS, version=facts.version)
         self._show_load(state.name, facts.running, facts.waiting)
-        other = state.engine is not engine or facts.adapters not in (None, before.adapters)
+        other = state.engine is not engine or facts.adapters not in (None, before.adapters) or facts.role != before.role
         if facts.capacity_tokens is not None and facts.capacity_tokens != state.engine_capacity_tokens:
             state.engine_capacity_tokens = facts.capacity_tokens
             if state.member.capacity_tokens is None:

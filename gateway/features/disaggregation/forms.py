@@ -210,7 +210,7 @@ class BootstrapForm(DecoderForm):
         host = f"[{host}]" if ":" in host else host
         prompts = batch_size(members)
         rooms = [self._chance.randrange(MAX_ROOM) for _ in range(prompts or 1)]
-        return bootstrap_body(members, host, leg.state.member.bootstrap_port, rooms if prompts else rooms[0])
+        return bootstrap_body(members, host, leg.state.bootstrap_port, rooms if prompts else rooms[0])
 
     async def _both(
         self, exchange: Exchange, replica: ReplicaState, leg: Leg, call: ReplicaCall, sender: Sender
@@ -309,8 +309,10 @@ class DecoderForms:
 
     def of(self, exchange: Exchange, replica: ReplicaState, now: float) -> Form | None:
         """The form for this replica. None: it takes no prompt over, or the request has none, or is a session."""
+        if not is_decoder(replica):
+            return None
         api = exchange.api
-        if not is_decoder(replica) or exchange.request.upgrades or not (api.metered and api.has_prompt):
+        if exchange.request.upgrades or not (api.metered and api.has_prompt):
             return None
         inner = self._inner(exchange, replica, now)
         if replica.engine.bootstraps:
