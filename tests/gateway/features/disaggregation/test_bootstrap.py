@@ -51,6 +51,15 @@ async def test_what_the_engines_say_of_their_roles_counts_where_no_source_does()
     assert prefiller.requests[0].json == decoder.requests[0].json
 
 
+async def test_both_legs_have_the_priority() -> None:
+    settings = {"/server_info": writes(http(200, b'{"enable_priority_scheduling":true}'))}
+    prefiller, decoder = sglang(answers("x")), sglang(answers("said"))
+    prefiller.pages = decoder.pages = settings
+    async with split([prefiller], [decoder]) as run:
+        assert (await run.post(CHAT, headers={"X-Priority": "5"}))[0] == 200
+    assert [each.requests[0].json["priority"] for each in (prefiller, decoder)] == [5, 5]
+
+
 async def test_a_batch_has_a_room_for_each_prompt() -> None:
     prefiller, decoder = sglang(answers("x")), sglang(answers())
     async with split([prefiller], [decoder]) as run:
