@@ -58,6 +58,7 @@ class EngineProfile:
     # answer to one of `inquiries`, which are tried in turn.
     page_kv: Callable[[Page, str], int | None] = lambda _page, _rank: None
     kv_metrics: tuple[str, ...] = ()  # that page_kv reads
+    names_adapters: bool = False  # a body names its adapter in `lora_path`, where the model's name does not
     adapters: str = ""  # metric with the label `max_lora`, the adapters of one batch; one series for each set of running ones
     deferred: str = ""  # gauge of waiting requests by `reason`; the deferred ones, for a KV transfer, are no work before others
     progress: tuple[str, ...] = ()  # metrics of which one changes while it computes, and none while it hangs
@@ -429,6 +430,7 @@ SGLANG = EngineProfile(
     takes_rank=True,
     rank_field=b"routed_dp_rank",  # versions before March 2026 do not know the header
     bootstraps=True,
+    names_adapters=True,
     priority=1,
     settings=("/server_info", "/get_server_info"),
 )

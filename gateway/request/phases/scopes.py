@@ -12,7 +12,7 @@ def prompt_of(live: Live, api: ApiRequest, caller: Caller, label: str, address: 
     """A request's prompt for the router, seeded so that different models and cache salts never match each other, nor, with
     `routing.isolation: tenant`, different tenants.
 
-    label: the model's bounded name. address: of the client. adapter: as in `Target`.
+    label: the model's bounded name. address: of the client. adapter: its name, or "".
     """
     client, session = caller.number(address), session_of(api, caller, label)
     prompt = router_prompt(api, live.blocks, label, session, client, scope_of(live, caller))
