@@ -6,6 +6,7 @@ from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest, router_prompt
 from gateway.request.client import Caller
 from router import Prompt, session_key
+from router.types import MOST_SEQUENCES
 
 
 def prompt_of(live: Live, api: ApiRequest, caller: Caller, label: str, address: str = "", adapter: str = "") -> Prompt:
@@ -19,6 +20,8 @@ def prompt_of(live: Live, api: ApiRequest, caller: Caller, label: str, address: 
     prompt.origin, prompt.images = caller.origin(address, client), api.images
     if adapter:
         prompt.adapter = adapter
+    if api.answers > 1:
+        prompt.sequences = min(api.answers, MOST_SEQUENCES)
     if caller.agent or caller.parent:
         prompt.parent_key = _parent_key(api, caller, label)
     return prompt
