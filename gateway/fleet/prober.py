@@ -432,7 +432,7 @@ class Prober:
         return load.inflight, load.sequences
 
     def _apply_load(self, state: ReplicaState, before: tuple[int, int]) -> None:
-        """Apply the load that the replica's engine reports. before: what was open there when it was asked."""
+        """Apply the load that the replica's engine reports. before: `_open` at the time of the question."""
         if not state.has_metrics:
             return
         running, waiting, now = state.facts.running, state.facts.waiting, self._clock()
