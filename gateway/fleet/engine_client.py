@@ -152,8 +152,7 @@ async def facts_of(
     """
     page: Page = {}
     told, asleep = known.tells_sleep, known.tells_sleep and known.asleep
-    facts = Facts(named or known.engine, known.kv_tokens, tells_sleep=told, asleep=asleep)
-    facts = _with_known(facts, known, known.priority)
+    facts = _with_settings(Facts(named or known.engine, known.kv_tokens, tells_sleep=told, asleep=asleep), known)
     engine = named or engines.recognise((entry.owner for entry in models.values()), page)
     if not engine.pages:
         return Facts(engine), False
@@ -161,7 +160,7 @@ async def facts_of(
         async with asyncio.timeout(timeout_s):
             page = await _page_of(await _get(upstream, url, "/metrics"))
             engine = named or engines.recognise((entry.owner for entry in models.values()), page)
-            facts = _with_known(engines.read(engine, page), known, known.priority if engine.settings else engine.priority)
+            facts = _with_settings(engines.read(engine, page), known)
             if facts.kv_tokens is None:
                 facts = replace(facts, kv_tokens=known.kv_tokens)
             for path in engine.inquiries if inquire else ():
@@ -181,9 +180,11 @@ async def facts_of(
     return facts, bool(page)
 
 
-def _with_known(facts: Facts, known: Facts, priority: int) -> Facts:
-    """The facts with what the engine's settings have shown before."""
-    return replace(facts, priority=priority, role=known.role, bootstrap_port=known.bootstrap_port)
+def _with_settings(facts: Facts, known: Facts) -> Facts:
+    """The facts with the earlier ones of its settings."""
+    if not facts.engine.settings:
+        return replace(facts, priority=facts.engine.priority)
+    return replace(facts, priority=known.priority, role=known.role, bootstrap_port=known.bootstrap_port)
 
 
 async def _version_of(upstream: UpstreamClient, url: str, paths: Iterable[str]) -> str:

@@ -366,7 +366,7 @@ class Prober:
         state.up = state.warm = True
         self._changed(state)
         state.probes = 0
-        state.facts = Facts()
+        state.facts = Facts(role=state.facts.role)  # until it is asked: a prefiller answers no client meanwhile
         state.places.forget()
         state.lacks.clear()
         self._metrics.replica_up.set((state.name,), 1)
