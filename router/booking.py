@@ -78,6 +78,8 @@ class Booking:
         self.prompt = prompt
         self.lease = lease
         lease.keys = prompt.keys
+        if prompt.sequences > 1:
+            lease.widen(prompt.sequences)
         self.matched_blocks = matched_blocks
         self.weight = weight
         self.unseen = 0

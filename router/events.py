@@ -15,14 +15,16 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from router.types import MOST_SEQUENCES
+
 Count = Annotated[int, Meta(ge=0)]
 Number = Annotated[int, Meta(ge=1)]
 MAX_ADAPTER_CHARS: Final = 256
 
 
 class BookingOpened(Struct, frozen=True, array_like=True, gc=False, tag=0):
-    """A prompt was booked. Fields from `keys` to `breakpoints`, images, parent_key and adapter: see `Prompt`; from `replica` to
-    `silent`: see `Lease`; unseen: see `Booking`.
+    """A prompt was booked. Fields from `keys` to `breakpoints`, images, parent_key, adapter and sequences: see `Prompt`; from
+    `replica` to `silent`: see `Lease`; unseen: see `Booking`.
     """
 
     number: Number
@@ -44,6 +46,7 @@ class BookingOpened(Struct, frozen=True, array_like=True, gc=False, tag=0):
     images: Count
     parent_key: int = 0
     adapter: Annotated[str, Meta(max_length=MAX_ADAPTER_CHARS)] = ""
+    sequences: Annotated[int, Meta(ge=1, le=MOST_SEQUENCES)] = 1
 
 
 class BookingFirstToken(Struct, frozen=True, array_like=True, gc=False, tag=1):

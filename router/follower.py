@@ -122,7 +122,7 @@ class Follower:
         client, session = event.client, event.session_key
         prompt = Prompt(event.keys, event.units, event.block_units, event.scale, client=client, session_key=session)
         prompt.origin, prompt.breakpoints, prompt.images = event.origin, event.breakpoints, event.images
-        prompt.parent_key, prompt.adapter = event.parent_key, event.adapter
+        prompt.parent_key, prompt.adapter, prompt.sequences = event.parent_key, event.adapter, event.sequences
         booking = router.book(prompt, lease, event.matched_blocks, event.unseen)
         booking.number = event.number
         bookings[event.number] = booking

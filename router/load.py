@@ -46,6 +46,7 @@ class ReplicaLoad:
 
     rate: PrefillRate
     inflight: int = 0  # open leases
+    further: int = 0  # sequences of these, beyond one for each
     remote_inflight: int = 0  # of these, booked by other routers
     decoding: int = 0  # of these, past their first token
     booked_tokens: int = 0  # uncached prompt tokens of leases before their first token
@@ -185,6 +186,11 @@ class ReplicaLoad:
         return lease.uncached_tokens / self.rate.value - AGEING * (now - lease.since)
 
     @property
+    def sequences(self) -> int:
+        """All that the engine runs, or is to run, for the open leases."""
+        return self.inflight + self.further
+
+    @property
     def own_inflight(self) -> int:
         """Open leases booked by this router."""
         return self.inflight - self.remote_inflight
@@ -234,10 +240,10 @@ class Lease:
 
     since: time of its booking on this replica. silent: its answer shows no first token, or a token that does not show the
     duration of the prefill. remote: another router has booked it. prefill_s: duration of the prefill, once known. load: the
-    replica's. ahead, behind: its neighbours in the queue. keys: of its prompt, set by its booking. lead: the lease for which it
-    waits before it is sent, or None (`leading.py`, `late.py`). sent: time of its booking, or of the end of that wait.
-    behind_foreign: expected requests of others before it. queued: in the engine, behind another own one. watchers: called when
-    it gets its first token, moves, or ends.
+    replica's. ahead, behind: its neighbours in the queue. keys, sequences: of its prompt, set by its booking. lead: the lease
+    for which it waits before it is sent, or None (`leading.py`, `late.py`). sent: time of its booking, or of the end of that
+    wait. behind_foreign: expected requests of others before it. queued: in the engine, behind another own one. watchers: called
+    when it gets its first token, moves, or ends.
     """
 
     __slots__ = (
@@ -257,6 +263,7 @@ class Lease:
         "remote",
         "replica",
         "sent",
+        "sequences",
         "silent",
         "since",
         "uncached_tokens",
@@ -282,6 +289,7 @@ class Lease:
         self.moves = 0
         self.silent = silent
         self.remote = remote
+        self.sequences = 1
         self.decoding = False
         self.prefill_s: float | None = None
         self.closed = False
@@ -293,6 +301,11 @@ class Lease:
         self.behind_foreign = 0.0
         self.queued = False
         self.load = ledger.enter(self)
+
+    def widen(self, sequences: int) -> None:
+        """Its prompt is so many sequences."""
+        self.load.further += sequences - self.sequences
+        self.sequences = sequences
 
     def first_token(self, now: float) -> None:
         """The prompt is prefilled: its tokens are no longer booked."""
@@ -389,6 +402,7 @@ class Lease:
     def _leave(self, now: float) -> None:
         load = self.load
         load.inflight -= 1
+        load.further -= self.sequences - 1
         load.active_tokens -= self.prompt_tokens
         if self.remote:
             load.remote_inflight -= 1
@@ -437,6 +451,7 @@ class BookingLedger:
         if load is None:
             load = self.loads[lease.replica] = ReplicaLoad(self.rates.enter(lease.replica))
         load.inflight += 1
+        load.further += lease.sequences - 1
         load.active_tokens += lease.prompt_tokens
         load.booked_tokens += lease.uncached_tokens
         if lease.remote:
@@ -448,7 +463,7 @@ class BookingLedger:
         return load
 
     def reported(self, replica: str, running: int, waiting: int, own: int, now: float) -> None:
-        """An engine has reported its load. own: leases that were open there meanwhile, at most. O(1)."""
+        """An engine has reported its load. own: sequences of the leases that were open there meanwhile, at most. O(1)."""
         load = self.loads.get(replica)
         if load is None or load.foreign is None:
             if running + waiting <= own:
@@ -497,7 +512,7 @@ class BookingLedger:
     def check(self) -> None:
         """Raises AssertionError if the counts are inconsistent; tests compare them with their leases."""
         for name, load in self.loads.items():
-            assert 0 <= load.decoding <= load.inflight
+            assert 0 <= load.decoding <= load.inflight <= load.sequences
             assert load.booked_tokens >= 0
             waiting = load.waiting
             assert load.booked_tokens == sum(lease.uncached_tokens for lease in waiting)

@@ -139,4 +139,5 @@ def _opened(booking: Booking, *, silent: bool) -> BookingOpened:
         prompt.images,
         prompt.parent_key,
         prompt.adapter,
+        prompt.sequences,
     )

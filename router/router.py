@@ -178,8 +178,8 @@ class Router(Owner):
         self.purge(name)
 
     def reported(self, name: str, running: int, waiting: int, own: int, now: float) -> None:
-        """The engine of a replica has reported its requests. own: the most that were open there meanwhile, by all routers that
-        share. What exceeds them is the load of others.
+        """The engine of a replica has reported its requests. own: the most sequences that were open there meanwhile, by all
+        routers that share. What exceeds them is the load of others.
         """
         if name in self._replicas:
             self.ledger.reported(name, running, waiting, own, now)

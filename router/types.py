@@ -17,6 +17,7 @@ from router.native import mypyc_attr
 from router.residency import PromptTokens
 
 KEY_BYTES: Final = 8  # one block key is an unsigned 64-bit hash, stored as its 8 bytes
+MOST_SEQUENCES: Final = 1024  # of one request: what a client asks for beyond that hides no load of others
 TOKEN_WEIGHT: Final = 1000  # the index counts in thousandths of a token: a block may be 54.47 tokens, and sums must be exact
 
 BlockKeys = bytes
@@ -37,7 +38,7 @@ class Prompt:
     each: the client wants the prompt cached up to there, for so long; 0 seconds: it may have wanted that in an earlier prompt
     (`learning/promises.py`). images: number of images, whose tokens are a guess. These four are set by the creator of the
     prompt. tokens: its token ids, if they are known (`residency.py`). adapter: the name of the adapter that computes it, or ""
-    (`learning/adapters.py`).
+    (`learning/adapters.py`). sequences: that an engine runs for it, MOST_SEQUENCES at most.
     """
 
     __slots__ = (
@@ -50,6 +51,7 @@ class Prompt:
         "origin",
         "parent_key",
         "scale",
+        "sequences",
         "session",
         "session_key",
         "tokens",
@@ -79,6 +81,7 @@ class Prompt:
         self.parent_key = 0
         self.tokens: PromptTokens | None = None
         self.adapter = ""
+        self.sequences = 1
 
     @property
     def family_key(self) -> int:

@@ -93,7 +93,7 @@ def _wrong_roles(values: Mapping[Key, Any], *, found: bool) -> Iterator[Problem]
         decode = values.get((*key[:2], "decode"))
         if key[2] == "replicas" and not (value or decode or found):
             yield Problem(key, "at least one replica URL is expected, or a source in `discovery`")
-        elif key[2] == "prefill" and value and not decode:
+        elif key[2] == "prefill" and value and not (decode or found):
             yield Problem(key, "replicas that only compute prompts answer nothing: list those that take them over in `decode`")
 
 

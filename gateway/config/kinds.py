@@ -32,6 +32,8 @@ SteeringField = Literal[
     "priority",
 ]
 TranslatedApi = Literal["messages", "responses"]
+Role = Literal["prefill", "decode"]
+BOOTSTRAP_PORT = 8998  # SGLang's default
 KeyHeader = Literal["authorization", "x-api-key"]
 EngineName = Literal["auto", "vllm", "warmroute", "sglang", "llamacpp", "tgi", "ollama", "distributed-llama"]
 

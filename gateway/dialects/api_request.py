@@ -38,10 +38,12 @@ class ApiRequest:
     size: bytes or token ids to be computed if they are more than the prompt (a batch), or to be counted only; else 0. answers:
     number of answers. textual: the prompt is text, with at most a token for each byte of the body, apart from the template;
     False: it may have images, sounds, files, parts of unknown types. output: the most tokens of each, 0: no limit. outline: of
-    the prompt, () unless a feature needs it. steers: the body has a member that steers engines (`steering.py`).
+    the prompt, () unless a feature needs it. steers: the body has a member that steers engines (`steering.py`). adapter:
+    named by the body beside the model, for engines that read `lora_path`; "": none.
     """
 
     __slots__ = (
+        "adapter",
         "alias",
         "answers",
         "billing",
@@ -110,6 +112,7 @@ class ApiRequest:
         self.keeps = False
         self.outline: Outline = ()
         self.steers = False
+        self.adapter = ""
 
     def drop(self) -> None:
         """Release the large fields at the end of the request, even if the object is still referenced."""

@@ -26,6 +26,7 @@ from gateway.admission.pool_queue import Admission, Permit, Place, granted_prior
 from gateway.config.kinds import MATCH_ALL
 from gateway.config.schema import Config, FallbackConfig
 from gateway.config.sections import processes_of
+from gateway.dialects.api_request import ApiRequest
 from gateway.errors import (
     RETRY_S,
     GatewayError,
@@ -67,7 +68,7 @@ class Target:
     """The replicas for a model. label: the model's bounded name for metrics. replicas: the live ones, or else the doubtful
     ones. down: the replicas that serve the model but are not live, with the reasons. draining: some of these are up, but drain.
     pool: its name. fallback: target of requests that the pool cannot serve. named: the pool was named by another pool's
-    fallback, and not found by the model. translate, delta: as in `Pool`. adapter: its name, or "" for a model without one.
+    fallback, and not found by the model. translate, delta: as in `Pool`. adapter: that of the model's name, or "".
     prefillers: live replicas that compute prompts for others, and are not in `replicas`.
     """
 
@@ -86,6 +87,13 @@ class Target:
     delta: bool = False
     adapter: str = ""
     prefillers: Mapping[str, ReplicaState] = field(default_factory=dict)
+
+    def adapter_of(self, api: ApiRequest) -> str:
+        """The adapter that a request uses; "": none. O(replicas) if its body names one."""
+        if self.adapter or not api.adapter:
+            return self.adapter
+        able = (state for state in self.replicas.values() if state.engine.names_adapters)
+        return next(filter(None, (adapter_of(state.models, f"{self.model}:{api.adapter}") for state in able)), "")
 
     async def wait(self, tenant: str, priority: str | None, most: int | None, place: Place, *, pulsed: bool) -> Permit:
         """Waits for a slot at the replicas. priority, most: as in `granted_priority`. place: shows the place in the queue

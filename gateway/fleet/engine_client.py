@@ -152,7 +152,7 @@ async def facts_of(
     """
     page: Page = {}
     told, asleep = known.tells_sleep, known.tells_sleep and known.asleep
-    facts = Facts(named or known.engine, known.kv_tokens, priority=known.priority, tells_sleep=told, asleep=asleep)
+    facts = _with_settings(Facts(named or known.engine, known.kv_tokens, tells_sleep=told, asleep=asleep), known)
     engine = named or engines.recognise((entry.owner for entry in models.values()), page)
     if not engine.pages:
         return Facts(engine), False
@@ -160,7 +160,7 @@ async def facts_of(
         async with asyncio.timeout(timeout_s):
             page = await _page_of(await _get(upstream, url, "/metrics"))
             engine = named or engines.recognise((entry.owner for entry in models.values()), page)
-            facts = replace(engines.read(engine, page), priority=known.priority if engine.settings else engine.priority)
+            facts = _with_settings(engines.read(engine, page), known)
             if facts.kv_tokens is None:
                 facts = replace(facts, kv_tokens=known.kv_tokens)
             for path in engine.inquiries if inquire else ():
@@ -172,12 +172,19 @@ async def facts_of(
                     told, asleep = True, says["is_sleeping"]
                 facts = replace(facts, tells_sleep=told, asleep=asleep)
             for path in engine.settings if inquire else ():
-                if not facts.priority:
-                    answer = _json(await _get(upstream, url, path))
-                    facts = replace(facts, priority=engines.priority_of(engine, answer))
+                if isinstance(answer := _json(await _get(upstream, url, path)), dict):
+                    facts = engines.with_settings(facts, answer)
+                    break
             if inquire or known.version:  # an engine that has named none is asked rarely
                 facts = replace(facts, version=await _version_of(upstream, url, engine.versions))
     return facts, bool(page)
+
+
+def _with_settings(facts: Facts, known: Facts) -> Facts:
+    """The facts with the earlier ones of its settings."""
+    if not facts.engine.settings:
+        return replace(facts, priority=facts.engine.priority)
+    return replace(facts, priority=known.priority, role=known.role, bootstrap_port=known.bootstrap_port)
 
 
 async def _version_of(upstream: UpstreamClient, url: str, paths: Iterable[str]) -> str:

@@ -58,6 +58,7 @@ class EngineProfile:
     # answer to one of `inquiries`, which are tried in turn.
     page_kv: Callable[[Page, str], int | None] = lambda _page, _rank: None
     kv_metrics: tuple[str, ...] = ()  # that page_kv reads
+    names_adapters: bool = False  # a body names its adapter in `lora_path`, where the model's name does not
     adapters: str = ""  # metric with the label `max_lora`, the adapters of one batch; one series for each set of running ones
     deferred: str = ""  # gauge of waiting requests by `reason`; the deferred ones, for a KV transfer, are no work before others
     progress: tuple[str, ...] = ()  # metrics of which one changes while it computes, and none while it hangs
@@ -87,7 +88,8 @@ class EngineProfile:
     takes_rank: bool = False  # it computes a request at the data-parallel rank that X-data-parallel-rank names
     rank_field: bytes = b""  # the member of JSON bodies that also names the rank
     priority: int = 0  # 1: a higher `priority` of a request goes first; -1: a lower one; 0: it has none
-    settings: tuple[str, ...] = ()  # paths of JSON answers with its flags: `priority_of`. Without, only a refusal tells
+    # Paths of JSON answers with its flags: `with_settings`. Without, only a refusal tells of priorities, and nothing of roles.
+    settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,8 @@ class Facts:
     data-parallel ranks on its page, which have a cache each. ranks: the facts of each of several ranks; empty if they are not
     numbered from 0. asleep: it has given its memory back, and cannot answer. restorable: it has kept its weights in the host's
     memory meanwhile. tells_sleep: it has answered at `sleeps`. version: of its weights; "": unknown. priority: as in its
-    profile; 0: requests get none. adapters: number that it keeps loaded; None: unknown.
+    profile; 0: requests get none. adapters: number that it keeps loaded; None: unknown. role, bootstrap_port: as in `Member`,
+    by its own flags.
     """
 
     engine: EngineProfile = field(default_factory=lambda: UNKNOWN)
@@ -117,6 +120,8 @@ class Facts:
     version: str = ""
     priority: int = 0
     adapters: int | None = None
+    role: str = ""
+    bootstrap_port: int = 0
 
     @property
     def capacity_tokens(self) -> int | None:
@@ -187,11 +192,16 @@ def version_of(answer: Any) -> str:
     return version[:MAX_VERSION_CHARS] if isinstance(version, str) else ""
 
 
-def priority_of(engine: EngineProfile, answer: Any) -> int:
-    """`Facts.priority`, from the parsed JSON answer to one of the engine's `settings`."""
-    if not isinstance(answer, dict) or answer.get("enable_priority_scheduling") is not True:
-        return 0
-    return -engine.priority if answer.get("schedule_low_priority_values_first") is True else engine.priority
+def with_settings(facts: Facts, answer: Mapping[str, Any]) -> Facts:
+    """The facts with those in the parsed JSON answer to one of the engine's `settings`."""
+    engine, mode, port = facts.engine, answer.get("disaggregation_mode"), answer.get("disaggregation_bootstrap_port")
+    priority = engine.priority if answer.get("enable_priority_scheduling") is True else 0
+    return replace(
+        facts,
+        priority=-priority if answer.get("schedule_low_priority_values_first") is True else priority,
+        role=mode if mode in ("prefill", "decode") else "",
+        bootstrap_port=port if type(port) is int and 0 < port < 1 << 16 else 0,
+    )
 
 
 def kv_of(engine: EngineProfile, answer: Any) -> int | None:
@@ -420,6 +430,7 @@ SGLANG = EngineProfile(
     takes_rank=True,
     rank_field=b"routed_dp_rank",  # versions before March 2026 do not know the header
     bootstraps=True,
+    names_adapters=True,
     priority=1,
     settings=("/server_info", "/get_server_info"),
 )

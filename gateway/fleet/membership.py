@@ -53,7 +53,7 @@ class Member:
     addresses: of its URL's host, if its source knows them; (): they are looked up. ranks: number of its data-parallel ranks;
     None: as its metrics say. The next three are set by `ranks.py`. server: of a rank, the name of the member that it is a part
     of; else "". rank: its number. caches: number of caches behind it of which no request can choose one. role: REPLICA, DECODE
-    or PREFILL. bootstrap_port: of a replica with the role PREFILL.
+    or PREFILL. bootstrap_port: of a replica with the role PREFILL; 0: its engine says it, or it has SGLang's default.
     """
 
     name: str

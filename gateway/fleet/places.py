@@ -9,12 +9,12 @@ replica has as many places as its engine runs, and some to spare, so that the en
     that many answers have their first token                  these, and spare ones
     none waits in the engine, and all places are taken        half as many again
     requests wait there, and no more run than a report ago    the running ones, and spare ones
-    there are more requests than this gateway has sent        unknown: a request that waits here loses its turn there
+    there are more sequences than this gateway has sent       unknown: a request that waits here loses its turn there
     no report for STALE_S, or one without figures             unknown
 
-Requests that the engine does not count take no place. With unknown places requests are sent at once. Wrong figures harm nobody:
-a request without a place is not refused, but sent when it has waited for `queue_s`; and what an engine reports changes the
-places of its own replica only.
+A request is as many sequences as it wants answers (`n`, a batch of prompts). Requests that the engine does not count take no
+place. With unknown places requests are sent at once. Wrong figures harm nobody: a request without a place is not refused, but
+sent when it has waited for `queue_s`; and what an engine reports changes the places of its own replica only.
 
 While requests wait for a place, first tokens count every LOOK_S, and engines are asked every ASK_S.
 """
@@ -25,7 +25,7 @@ from typing import Final
 
 FIRST: Final = 8
 MOST: Final = 1 << 20
-FEW: Final = 4  # more requests than were sent: of others, or of one request that runs several times (`n`)
+FEW: Final = 4  # sequences more than were sent
 STALE_S: Final = 7.0
 LOOK_S: Final = 0.02
 ASK_S: Final = 0.25
@@ -46,7 +46,8 @@ class Places:
         self._running = -1  # of the last report with waiting requests; -1: none waited
 
     def learn(self, running: int | None, waiting: int | None, inflight: tuple[int, int], now: float) -> None:
-        """Learn from one report. inflight: the least and the most requests that this gateway had there while it asked."""
+        """Learn from one report. inflight: the least requests, and the most sequences of them, that this gateway had there
+        while it asked."""
         least, most = inflight
         if running is None or waiting is None or running + waiting > most + max(FEW, most // 4):
             self.forget()

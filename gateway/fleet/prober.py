@@ -366,7 +366,7 @@ class Prober:
         state.up = state.warm = True
         self._changed(state)
         state.probes = 0
-        state.facts = Facts()
+        state.facts = Facts(role=state.facts.role)  # until it is asked: a prefiller answers no client meanwhile
         state.places.forget()
         state.lacks.clear()
         self._metrics.replica_up.set((state.name,), 1)
@@ -401,7 +401,7 @@ class Prober:
         timeout_s = self._health.timeout_s
         engine = named(state.member.engine)
         ranks = self._ranks.get(server_of(state.member), ())
-        before = {each: self._router.ledger.of(each.name).inflight for each in (state, *ranks)}
+        before = {each: self._open(each) for each in (state, *ranks)}
         known = state.facts if state.member.rank is None else replace(state.facts, kv_tokens=None)  # of all ranks together
         found = await facts_of(upstream, state.url, timeout_s, state.models, known, engine, inquire=inquire)
         facts, state.has_metrics = found
@@ -426,29 +426,36 @@ class Prober:
             if each in before:
                 self._apply_load(each, before[each])
 
-    def _apply_load(self, state: ReplicaState, before: int) -> None:
-        """Apply the load that the replica's engine reports. before: requests of ours there when it was asked."""
+    def _open(self, state: ReplicaState) -> tuple[int, int]:
+        """(requests of ours there, their sequences)."""
+        load = self._router.ledger.of(state.name)
+        return load.inflight, load.sequences
+
+    def _apply_load(self, state: ReplicaState, before: tuple[int, int]) -> None:
+        """Apply the load that the replica's engine reports. before: `_open` at the time of the question."""
         if not state.has_metrics:
             return
         running, waiting, now = state.facts.running, state.facts.waiting, self._clock()
-        after = self._router.ledger.of(state.name).inflight
+        after = self._open(state)
+        least, most = min(before[0], after[0]), max(before[1], after[1])
         if running is not None and waiting is not None:
-            self._router.reported(state.name, running, waiting, max(before, after), now)
-        state.places.learn(running, waiting, (min(before, after), max(before, after)), now)
+            self._router.reported(state.name, running, waiting, most, now)
+        state.places.learn(running, waiting, (least, most), now)
         self._reported(state)
 
     def _apply_facts(self, state: ReplicaState, facts: Facts) -> None:
         """Apply the facts that the replica's engine reports."""
         engine, before, state.facts = state.engine, state.facts, facts
-        if facts.asleep != before.asleep:
+        if facts.asleep != before.asleep or facts.role != before.role:
             self._changed(state)
+        if facts.asleep != before.asleep:
             log.info("replica sleeps" if facts.asleep else "replica is awake", extra={"replica": state.name})
             if facts.asleep:
                 self._lose_cache(state, SLEEP)
         if before.version and facts.version not in ("", before.version):
             self._lose_cache(state, WEIGHTS, version=facts.version)
         self._show_load(state.name, facts.running, facts.waiting)
-        other = state.engine is not engine or facts.adapters not in (None, before.adapters)
+        other = state.engine is not engine or facts.adapters not in (None, before.adapters) or facts.role != before.role
         if facts.capacity_tokens is not None and facts.capacity_tokens != state.engine_capacity_tokens:
             state.engine_capacity_tokens = facts.capacity_tokens
             if state.member.capacity_tokens is None:

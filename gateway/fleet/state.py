@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from gateway.config.kinds import MAX_WEIGHT
+from gateway.config.kinds import BOOTSTRAP_PORT, MAX_WEIGHT
 from gateway.config.schema import AUTO_ENGINE
 from gateway.errors import LOADING, NO_ACCESS, REFUSED, UNREACHABLE
 from gateway.fleet.breaker import CLOSED, Breaker
@@ -108,7 +108,17 @@ class ReplicaState:
     @property
     def answers(self) -> bool:
         """True if requests may be answered there: it does more than compute prompts for others."""
-        return self.member.role != PREFILL
+        return self.role != PREFILL
+
+    @property
+    def role(self) -> str:
+        """Its role: as its source says, else as its engine does."""
+        return self.member.role or self.facts.role
+
+    @property
+    def bootstrap_port(self) -> int:
+        """SGLang's port at which decoders find it, of a prefiller."""
+        return self.member.bootstrap_port or self.facts.bootstrap_port or BOOTSTRAP_PORT
 
     @property
     def engine(self) -> EngineProfile:

@@ -53,6 +53,7 @@ class ParsedBody(NamedTuple):
     prewarm: list[Edit]
     diagnosis: tuple[str, Head, list[Edit]] | None
     session: str
+    adapter: str
     alias: str
     refers: str
     references: bool
@@ -86,6 +87,7 @@ def parsed_body(api: ApiRequest) -> ParsedBody:
         api.prewarm,
         (asked.previous, asked.head, asked.edits) if asked else None,
         api.session,
+        api.adapter,
         api.alias,
         api.refers,
         api.references,
@@ -111,7 +113,7 @@ def request_of(parsed: ParsedBody, body: bytes) -> ApiRequest:
     api.billing = parsed.billing
     api.prewarm = parsed.prewarm
     api.diagnosis = Diagnosis(*parsed.diagnosis) if parsed.diagnosis else None
-    api.session = parsed.session
+    api.session, api.adapter = parsed.session, parsed.adapter
     api.alias = parsed.alias
     api.refers = parsed.refers
     api.references = parsed.references

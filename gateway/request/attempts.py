@@ -452,7 +452,7 @@ class Attempts:
         if form is NATIVE:
             answer = await self._send(exchange, state, sent, fresh=fresh)
         else:
-            answer = await form.send(exchange, state, sent, partial(self._send, exchange, state, fresh=fresh))
+            answer = await form.send(exchange, state, sent, partial(self._send, exchange, fresh=fresh))
         while form is not NATIVE and (other := await _instead(form, exchange, state, sent, answer)):
             sent = other
             answer = await self._send(exchange, state, sent, fresh=False)
@@ -507,9 +507,9 @@ class Attempts:
         self, exchange: Exchange, state: ReplicaState, call: ReplicaCall, *, fresh: bool
     ) -> Coroutine[Any, Any, ReplicaAnswer]:
         """`_send` without a priority."""
-        again = exchange.attempts.failed or exchange.prefilled is not None
+        again = exchange.attempts.failed or exchange.prefilled is not None or not state.answers
         spent_s = self._clock() - exchange.attempts.since if again else 0.0
-        if state.member.rank is not None:
+        if state.member.rank is not None and (state.answers or not state.engine.bootstraps):  # decoders find it by the room
             return self._send_to_rank(exchange, state, state.member.rank, call, spent_s, fresh=fresh)
         return self._upstream.open(state.url, call, fresh=fresh, spent_s=spent_s)
 

@@ -31,7 +31,8 @@ SHOWN: Final = 16  # bytes that show whether an answer consists of events
 _EVENTS: Final = re.compile(rb"(?:\xef\xbb\xbf)?+[\r\n]*+(?:data:|event:|:)")
 
 
-Sender = Callable[[ReplicaCall], Awaitable[ReplicaAnswer]]
+Sender = Callable[[ReplicaState, ReplicaCall], Awaitable[ReplicaAnswer]]
+"""Sends a call to a replica, with the request's priority and the replica's rank."""
 
 
 class Form:
@@ -73,7 +74,7 @@ class Form:
         """Send the call, made by `call`, to this replica, and await the head of its answer. Not for the native form. Raises
         ReplicaFailure.
         """
-        return await sender(call)
+        return await sender(replica, call)
 
     async def instead(
         self, exchange: Exchange, replica: ReplicaState, call: ReplicaCall, answer: ReplicaAnswer

@@ -224,7 +224,7 @@ class Operator:
         api = exchange.api
         way, target = await self._goes_to(exchange)
         target.require()
-        prompt = prompt_of(self._live, api, caller, target.label, request.lease.account.client, target.adapter)
+        prompt = prompt_of(self._live, api, caller, target.label, request.lease.account.client, target.adapter_of(api))
         decision, ranking = self._router.rank(prompt, target.replicas, self._clock())
         return _json(
             {

@@ -41,6 +41,7 @@ class ReplicaRows:
             "leaving": state.leaving,
             "asleep": state.facts.asleep,
             "weight": state.member.weight,
+            "role": state.role or None,
             "error": state.error,
             "hung": state.hung,
             "circuit": state.breaker.state(self._clock()),

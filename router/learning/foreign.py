@@ -45,7 +45,7 @@ class ForeignLoad:
         self._own = 0.0  # tokens of ours that were computed since the last report
 
     def report(self, running: int, waiting: int, own: int, now: float) -> None:
-        """One report of the engine. own: most open requests meanwhile, of all gateways that share bookings."""
+        """One report of the engine. own: most sequences of ours meanwhile, of all gateways that share bookings."""
         whole = running + waiting
         part = max(0, whole - own) / whole if whole else 0.0
         self._running, self._waiting = min(MOST_RUNNING, running * part), waiting * part

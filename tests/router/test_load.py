@@ -22,9 +22,17 @@ class LedgerMachine(CountedMachine):
         self.ledger, self.now = BookingLedger(), 0.0
         self.all: list[Lease] = []
 
-    @rule(target=leases, replica=replicas, tokens=st.integers(0, 5000), silent=st.booleans(), remote=st.booleans())
-    def open(self, replica: str, tokens: int, silent: bool, remote: bool) -> Lease:
+    @rule(
+        target=leases,
+        replica=replicas,
+        tokens=st.integers(0, 5000),
+        silent=st.booleans(),
+        remote=st.booleans(),
+        sequences=st.integers(1, 3),
+    )
+    def open(self, replica: str, tokens: int, silent: bool, remote: bool, sequences: int) -> Lease:
         self.all.append(self.ledger.open(replica, tokens + 5, tokens, self.now, silent=silent, remote=remote))
+        self.all[-1].widen(sequences)
         return self.all[-1]
 
     @rule(replica=replicas)
@@ -59,6 +67,7 @@ class LedgerMachine(CountedMachine):
             here = [lease for lease in self.all if not lease.closed and lease.replica == name]
             load = self.ledger.of(name)
             assert load.inflight == len(here)
+            assert load.sequences == sum(lease.sequences for lease in here)
             assert load.active_tokens == sum(lease.prompt_tokens for lease in here)
             assert load.decoding == sum(lease.decoding for lease in here)
             assert load.booked_tokens == sum(lease.uncached_tokens for lease in here if not lease.decoding)

@@ -230,7 +230,9 @@ def test_what_is_open_is_sent_again_to_late_followers_and_counted_once() -> None
     (router, journal), early, late = recording(), router_of(), router_of()
     followers = [Follower(early), Follower(late)]
     router.choose(prompt_of(b"over"), ["r1"], 0.0).close(Outcome(True), 0.5)
-    booking = router.choose(prompt_of(b"abc"), ["r1"], 0.0)
+    prompt = prompt_of(b"abc")
+    prompt.sequences = 3
+    booking = router.choose(prompt, ["r1"], 0.0)
     booking.move(["r2"], 1.0)
     followers[0].apply(1, journal.take())
     (again,) = journal.still_open()
@@ -241,6 +243,7 @@ def test_what_is_open_is_sent_again_to_late_followers_and_counted_once() -> None
         follower.apply(1, [again])
         follower.check()
         assert [other.ledger.of(name).remote_inflight for name in NAMES] == [0, 1, 0]
+        assert [other.ledger.of(name).sequences for name in NAMES] == [0, 3, 0]
     booking.first_token(500.0)  # what it took is not known to who came late
     booking.close(Outcome(True, 3, 0), 600.0)
     assert journal.still_open() == []

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.dialects.api_request import ApiRequest, NeedsHelper
+from gateway.dialects.api_request import MAX_MODEL_CHARS, ApiRequest, NeedsHelper
 from gateway.dialects.body import (
     headed_salt,
     json_object,
@@ -71,6 +71,8 @@ def parse(kind: str, raw: bytes, most: int = 0) -> ApiRequest:
     api.countable = _counts_prompt(body) and (kind == CHAT or not is_batch(body.get("prompt")))
     api.session, api.breakpoints, api.size, api.images = session_of(body), breakpoints, size, images
     api.output, api.textual, api.steers = output_limit(body, _LIMITS), textual, steers(body)
+    if isinstance(adapter := body.get("lora_path"), str):
+        api.adapter = adapter[:MAX_MODEL_CHARS]
     if not api.countable:
         api.answers = _answers(body, kind)
     if stream and not _asks_usage(body):

@@ -8,6 +8,4 @@ from gateway.features.declaring import Feature
 from gateway.features.disaggregation.metrics import DisaggregationMetrics
 from gateway.features.disaggregation.section import DISAGGREGATION
 
-FEATURE: Final = Feature(
-    wanted=lambda config: any(pool.decode for pool in config.pools), section=DISAGGREGATION, metrics=DisaggregationMetrics
-)
+FEATURE: Final = Feature(section=DISAGGREGATION, metrics=DisaggregationMetrics)

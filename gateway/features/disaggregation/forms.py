@@ -86,27 +86,29 @@ class TransferForm(DecoderForm):
         leg = None if way else prefilling.begin(exchange)
         if leg is None:
             prefilling.count(exchange, way or NO_PREFILLER)
-            return await sender(call)
+            return await sender(replica, call)
         answered = False
         try:
             members = _members(call)
-            way, params = await self._prefill(exchange, leg, call, members)
+            way, params = await self._prefill(exchange, leg, call, members, sender)
             if params:
                 prefilling.renew(exchange, replica)
-                answer = await self._taken_over(exchange, call.with_body(decode_body(members, params)), sender)
+                answer = await self._taken_over(exchange, replica, call.with_body(decode_body(members, params)), sender)
                 if answer is not None:
                     answered = True
                     prefilling.count(exchange, REMOTE)
                     return answer
                 way, exchange.prefilled = NOT_TRANSFERRED, None
             prefilling.count(exchange, way)
-            answer = await sender(call)
+            answer = await sender(replica, call)
             answered = answer.status < 500
             return answer
         finally:
             leg.judge(answered=answered)
 
-    async def _prefill(self, exchange: Exchange, leg: Leg, call: ReplicaCall, members: Members) -> tuple[str, bytes]:
+    async def _prefill(
+        self, exchange: Exchange, leg: Leg, call: ReplicaCall, members: Members, sender: Sender
+    ) -> tuple[str, bytes]:
         """(the reason why there are no parameters, the parameters for the decoder)."""
         exchange.charge_copy(call.body)
         leg_call = call.with_body(prefill_body(members, call.path))
@@ -114,7 +116,7 @@ class TransferForm(DecoderForm):
         try:
             while True:
                 try:
-                    status, read = await self._ask(exchange, leg, leg_call)
+                    status, read = await self._ask(exchange, leg, leg_call, sender)
                 except ReplicaFailure as failure:
                     _log(exchange, leg, failure.reason, failure.message)
                     if leg.move(failure):
@@ -132,11 +134,10 @@ class TransferForm(DecoderForm):
         finally:
             leg.close(outcome)
 
-    async def _ask(self, exchange: Exchange, leg: Leg, call: ReplicaCall) -> tuple[int, PrefillAnswer | None]:
+    async def _ask(self, exchange: Exchange, leg: Leg, call: ReplicaCall, sender: Sender) -> tuple[int, PrefillAnswer | None]:
         """(status, answer) of a prefiller; None: it refuses the prompt."""
         prefilling = self._prefilling
-        spent_s = prefilling.clock() - exchange.attempts.since
-        answer = await prefilling.upstream.open(leg.state.url, call, spent_s=spent_s)
+        answer = await sender(leg.state, call)
         try:
             leg.answers(answer.status)
             if answer.status != 200:
@@ -147,9 +148,11 @@ class TransferForm(DecoderForm):
         finally:
             answer.close()
 
-    async def _taken_over(self, exchange: Exchange, call: ReplicaCall, sender: Sender) -> ReplicaAnswer | None:
+    async def _taken_over(
+        self, exchange: Exchange, replica: ReplicaState, call: ReplicaCall, sender: Sender
+    ) -> ReplicaAnswer | None:
         """The decoder's answer. None: it could not take the prompt over. Raises ReplicaFailure."""
-        answer = await sender(call)
+        answer = await sender(replica, call)
         try:
             if answer.status >= 500:
                 answer.close()
@@ -210,7 +213,7 @@ class BootstrapForm(DecoderForm):
         host = f"[{host}]" if ":" in host else host
         prompts = batch_size(members)
         rooms = [self._chance.randrange(MAX_ROOM) for _ in range(prompts or 1)]
-        return bootstrap_body(members, host, leg.state.member.bootstrap_port, rooms if prompts else rooms[0])
+        return bootstrap_body(members, host, leg.state.bootstrap_port, rooms if prompts else rooms[0])
 
     async def _both(
         self, exchange: Exchange, replica: ReplicaState, leg: Leg, call: ReplicaCall, sender: Sender
@@ -218,9 +221,8 @@ class BootstrapForm(DecoderForm):
         """The decoder's answer, the prefiller's refusal of the prompt, or the failure of the prefiller. Raises ReplicaFailure
         of the decoder.
         """
-        spent_s = self._prefilling.clock() - exchange.attempts.since
-        prefill = asyncio.ensure_future(self._prefilling.upstream.open(leg.state.url, call, spent_s=spent_s))
-        decode = asyncio.ensure_future(sender(call))
+        prefill = asyncio.ensure_future(sender(leg.state, call))
+        decode = asyncio.ensure_future(sender(replica, call))
         answer: ReplicaAnswer | None = None
         kept = False
         try:
@@ -309,8 +311,10 @@ class DecoderForms:
 
     def of(self, exchange: Exchange, replica: ReplicaState, now: float) -> Form | None:
         """The form for this replica. None: it takes no prompt over, or the request has none, or is a session."""
+        if not is_decoder(replica):
+            return None
         api = exchange.api
-        if not is_decoder(replica) or exchange.request.upgrades or not (api.metered and api.has_prompt):
+        if exchange.request.upgrades or not (api.metered and api.has_prompt):
             return None
         inner = self._inner(exchange, replica, now)
         if replica.engine.bootstraps:

@@ -172,4 +172,4 @@ class PrefillLegs:
 
 def is_decoder(replica: ReplicaState) -> bool:
     """True if it may take prompts over."""
-    return replica.member.role == DECODE
+    return replica.role == DECODE

@@ -4,6 +4,7 @@ cron job.
     replicas:
     - http://10.0.0.1:8000
     - {url: http://10.0.0.2:8000, name: b, pool: large, capacity_tokens: 400000, draining: true}
+    - {url: http://10.0.0.3:8000, role: prefill}
 
 If the file is invalid or missing, the replicas of the last valid one stay. `replicas: []` removes them.
 """
@@ -23,7 +24,7 @@ from gateway.config.source import POLL_S, ConfigSource
 from gateway.config.yaml_file import YamlFile
 from gateway.features.discovery.connecting import connected_as
 from gateway.features.discovery.section import DiscoveryConfig, ListedReplica, ReplicaList
-from gateway.fleet.membership import Member, member_of
+from gateway.fleet.membership import REPLICA, Member, member_of
 
 log = logging.getLogger("warmroute.discovery")
 
@@ -71,4 +72,6 @@ def read_members(config: DiscoveryConfig) -> Iterable[Member]:
 
 
 def _member(replica: ListedReplica) -> Member:
-    return replace(member_of(replica, replica.pool), draining=replica.draining)
+    member = member_of(replica, replica.pool)
+    role, port = replica.role or REPLICA, replica.bootstrap_port or 0
+    return replace(member, draining=replica.draining, role=role, bootstrap_port=port)

@@ -10,7 +10,7 @@ from msgspec import Meta
 from gateway.config.addresses import host_and_port, is_loopback
 from gateway.config.checks import repeated
 from gateway.config.hints import CLASHES, EXPECTED, READ, SOURCES
-from gateway.config.kinds import BaseUrl, ConfigSection, DnsName, EngineName, FilePath, Name, Port, about
+from gateway.config.kinds import BaseUrl, ConfigSection, DnsName, EngineName, FilePath, Name, Port, Role, about
 from gateway.config.parse import Key, Problem, key_name
 from gateway.config.schema import MAX_REPLICAS, AddedReplica, Config, ReplicaKey, TlsConfig
 from gateway.config.sections import MAX_SOURCES, Section
@@ -44,10 +44,14 @@ ListPath = Annotated[str, Meta(max_length=1024, extra={EXPECTED: "the path of a 
 
 
 class ListedReplica(AddedReplica, frozen=True):
-    """A replica of a file that is watched; key and TLS options are its source's. pool: empty: that of the source."""
+    """A replica of a file that is watched; key and TLS options are its source's. pool: empty: that of the source. role, null:
+    likewise.
+    """
 
     pool: Name = ""
     draining: bool = False
+    role: Role | None = None
+    bootstrap_port: Port | None = None
 
 
 class ReplicaList(ConfigSection, frozen=True):
@@ -121,6 +125,10 @@ class DiscoveryConfig(ConfigSection, frozen=True):
     engine: Annotated[EngineName, about("What the replicas are, where they do not say so themselves; auto: found out.")] = (
         "auto"
     )
+    role: Annotated[
+        Role | None,
+        about("What of the work replicas do that name no role: prefill or decode, as in a pool; null: all, or as engines say."),
+    ] = None
 
     @property
     def source(self) -> str:

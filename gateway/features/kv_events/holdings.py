@@ -147,7 +147,10 @@ class Holdings:
         layers = dict(self._layers)
         if not layers and not self.complete:
             return None
-        root = seed((tokens.model if tokens.model in self._adapters else "", tokens.salt if self._salted else ""))
+        if tokens.adapter and tokens.adapter not in self._adapters:
+            return None  # its blocks may be among those without a name
+        adapter = tokens.adapter or (tokens.model if tokens.model in self._adapters else "")
+        root = seed((adapter, tokens.salt if self._salted else ""))
         fast = [layer for (tier, _), layer in layers.items() if tier == GPU]
         size = next((layer.size for layer in (*fast, *layers.values()) if layer.size), 0)
         if not size:

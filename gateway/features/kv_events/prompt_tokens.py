@@ -12,11 +12,13 @@ MAX_KINDS: Final = 64  # block sizes and scopes of one prompt
 
 
 class KnownTokens(PromptTokens):
-    """The token ids of a prompt of a pool, in the scope of a model's name and a cache salt. data, whole: as in PromptTokens."""
+    """The token ids of a prompt of a pool, in the scope of a model's name and a cache salt. data, whole: as in PromptTokens.
+    adapter: as in `Prompt`.
+    """
 
-    def __init__(self, data: bytes, pool: str, model: str, salt: str, *, whole: bool) -> None:
+    def __init__(self, data: bytes, pool: str, model: str, salt: str, *, whole: bool, adapter: str = "") -> None:
         super().__init__(data, whole)
-        self.pool, self.model, self.salt = pool, model, salt
+        self.pool, self.model, self.salt, self.adapter = pool, model, salt, adapter
         self._keys: dict[tuple[int, int], list[bytes]] = {}
 
     def keys(self, size: int, root: int) -> list[bytes]:

@@ -110,7 +110,7 @@ class PromptReader:
     def _tokens(self, exchange: Exchange, target: Target, data: bytes, *, whole: bool) -> KnownTokens:
         api = exchange.api
         salt = tenant_salt(exchange.caller.tenant, api.salt).decode() if self._core.live.isolates_tenants else api.salt
-        return KnownTokens(data, target.pool, api.model, salt, whole=whole)
+        return KnownTokens(data, target.pool, api.model, salt, whole=whole, adapter=target.adapter_of(api))
 
     # -- what became of it
 

@@ -47,7 +47,7 @@ class LogModels:
         api, target = await self._target(exchange, body, form)
         target.require()
         client = exchange.request.lease.account.client
-        prompt = prompt_of(self._core.live, api, exchange.caller, target.label, client, target.adapter)
+        prompt = prompt_of(self._core.live, api, exchange.caller, target.label, client, target.adapter_of(api))
         decision, _ = self._core.router.rank(prompt, target.replicas, self._core.clock())
         return {"prompt_tokens": decision.prompt_tokens, "cached_tokens": decision.best.matched_tokens}
 

@@ -109,7 +109,7 @@ class PlanAnswers:
             target.require()
         except GatewayError:  # the step will fail
             return None
-        prompt = prompt_of(core.live, api, caller, target.label, client, target.adapter)
+        prompt = prompt_of(core.live, api, caller, target.label, client, target.adapter_of(api))
         best = core.router.rank(prompt, target.replicas, core.clock())[0].best
         return {"replica": best.replica, "tokens": best.matched_tokens} if best.matched_tokens else None
 

@@ -55,7 +55,7 @@ class ChoosePhase:
             exchange.salt = tenant_salt(caller.tenant, api.salt)
         begun = self._clock()
         target, record = exchange.target, exchange.record
-        prompt = prompt_of(self._live, api, caller, target.label, exchange.request.lease.account.client, target.adapter)
+        prompt = prompt_of(self._live, api, caller, target.label, exchange.request.lease.account.client, target.adapter_of(api))
         if not (api.metered or computes(record.subject.endpoint, exchange.request.method)):
             prompt.units, prompt.adapter = 0, ""
         live = self._candidates(exchange, prompt, begun)

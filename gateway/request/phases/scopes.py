@@ -6,19 +6,22 @@ from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest, router_prompt
 from gateway.request.client import Caller
 from router import Prompt, session_key
+from router.types import MOST_SEQUENCES
 
 
 def prompt_of(live: Live, api: ApiRequest, caller: Caller, label: str, address: str = "", adapter: str = "") -> Prompt:
     """A request's prompt for the router, seeded so that different models and cache salts never match each other, nor, with
     `routing.isolation: tenant`, different tenants.
 
-    label: the model's bounded name. address: of the client. adapter: as in `Target`.
+    label: the model's bounded name. address: of the client. adapter: its name, or "".
     """
     client, session = caller.number(address), session_of(api, caller, label)
     prompt = router_prompt(api, live.blocks, label, session, client, scope_of(live, caller))
     prompt.origin, prompt.images = caller.origin(address, client), api.images
     if adapter:
         prompt.adapter = adapter
+    if api.answers > 1:
+        prompt.sequences = min(api.answers, MOST_SEQUENCES)
     if caller.agent or caller.parent:
         prompt.parent_key = _parent_key(api, caller, label)
     return prompt

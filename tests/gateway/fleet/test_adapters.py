@@ -15,9 +15,9 @@ from tests.support.fakes import FakeReplica, answers, http, writes
 PAGE = b'vllm:num_requests_running{engine="0"} 0.0\nvllm:lora_requests_info{max_lora="%d",running_lora_adapters="a"} 1.7e9\n'
 
 
-def engine(slots: int = 2) -> FakeReplica:
-    adapters = [{"id": name, "owned_by": "vllm", "parent": "m"} for name in "abc"]
-    entries = [{"id": "m", "owned_by": "vllm", "parent": None}, *adapters]
+def engine(slots: int = 2, owner: str = "vllm") -> FakeReplica:
+    adapters = [{"id": name, "owned_by": owner, "parent": "m"} for name in "abc"]
+    entries = [{"id": "m", "owned_by": owner, "parent": None}, *adapters]
     pages = {"/metrics": writes(http(200, PAGE % slots, "text/plain"))}
     listing = writes(http(200, json.dumps({"object": "list", "data": entries}).encode()))
     return FakeReplica([answers(prompt=20)], listing=listing, pages=pages)
@@ -71,6 +71,30 @@ async def test_requests_for_an_adapter_stay_where_it_is_loaded_unless_that_is_bu
         await run.post(body("a", "meanwhile"))
         busy.close(time.monotonic())
         assert (len(home.requests), len(other.requests)) == (8, 1)
+
+
+async def test_a_body_names_an_adapter_for_sglang() -> None:
+    async with engine(owner="sglang") as replica, running(replica) as run:
+        replica.script = [answers(prompt=800)]
+        long = body("m", "hello " * 500)
+        assert (await run.post({**long, "lora_path": "a"}))[0] == 200
+
+        async def matched(**more: Any) -> tuple[bool, bool]:
+            """(blocks match, the adapter has to be loaded), by a dry run."""
+            (found,) = (await run.post({**long, **more}, "/warmroute/route"))[2]["candidates"]
+            return found["matched_tokens"] > 0, found["cost"]["adapter_s"] > 0
+
+        assert await matched(lora_path="a") == (True, False)
+        assert await matched(lora_path="b") == (False, True)
+        assert await matched(lora_path=["a"]) == (False, False), "of a batch"
+        assert await matched(lora_path="x") == (False, False), "the engine lists none of this name"
+        assert await matched() == (False, False)
+        assert await matched(model="b", lora_path="a") == (False, True), "the model's name decides"
+    async with engine() as replica, running(replica) as run:
+        replica.script = [answers(prompt=800)]
+        assert (await run.post({**long, "lora_path": "a"}))[0] == 200
+        assert await matched(lora_path="a") == (True, False)
+        assert run.gateway.router.adapters.load_s(replica.name, "a") > 0, "vLLM does not read it"
 
 
 async def test_the_engine_reports_how_many_it_keeps() -> None:

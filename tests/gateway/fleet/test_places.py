@@ -84,19 +84,20 @@ def test_absurd_reports_leave_a_usable_number(reports: list[tuple[int | None, in
 
 class BatchEngine:
     """An engine that runs BATCH requests at once, each until `finish`. reports: it has figures. uncounted: they are 0.
-    arrived: in order.
+    arrived: in order. each: sequences of a request.
     """
 
     def __init__(self) -> None:
         self.reports = True
         self.uncounted = False
+        self.each = 1
         self.arrived: list[str] = []
         self.running: dict[str, asyncio.Event] = {}
         self.waiting: dict[str, asyncio.Event] = {}
         self.replica = FakeReplica([self._answer], models("m", owner="vllm"), {"/metrics": self._page})
 
     async def _page(self, _request: FakeRequest, writer: asyncio.StreamWriter) -> None:
-        counts = (0, 0) if self.uncounted else (len(self.running), len(self.waiting))
+        counts = (0, 0) if self.uncounted else (self.each * len(self.running), self.each * len(self.waiting))
         figures = dict(zip(("running", "waiting"), counts, strict=True)) if self.reports else {}
         lines = [f'vllm:num_requests_{name}{{engine="0"}} {value}\n' for name, value in figures.items()]
         lines.append("process_start_time_seconds 1000\n")
@@ -129,8 +130,8 @@ def places_of(run: Running) -> Places:
     return next(iter(run.gateway.fleet.replicas)).places
 
 
-async def send(run: Running, name: str, priority: int) -> None:
-    body = {"model": "m", "messages": [{"role": "user", "content": name}], "stream": True}
+async def send(run: Running, name: str, priority: int, **more: Any) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": name}], "stream": True, **more}
     async with run.session.post(run.url + "/v1/chat/completions", json=body, headers={"X-Priority": str(priority)}) as answer:
         assert answer.status == 200, await answer.text()
         await answer.read()
@@ -177,6 +178,19 @@ async def test_idle_sessions_do_not_keep_requests_waiting() -> None:
         await eventually(lambda: len(engine.arrived) == 2 * FIRST)
         engine.uncounted = False
         await finish_all(engine, *sessions)
+
+
+@pytest.mark.parametrize(("wanted", "counted", "others"), [(12, 12, False), (1, 12, True), (100_000, 2000, True)])
+async def test_several_answers_to_one_request_are_no_load_of_others(wanted: int, counted: int, others: bool) -> None:
+    engine = BatchEngine()
+    engine.each = counted
+    async with before(engine) as run:
+        task = asyncio.create_task(send(run, "several", 0, n=wanted, temperature=1))
+        await eventually(lambda: engine.running)
+        await run.gateway.fleet.probe_all(run.gateway.upstream)
+        assert (places_of(run).value == MOST) is others
+        assert run.gateway.router.ledger.shared(engine.replica.name, run.gateway.clock()) is others
+        await finish_all(engine, task)
 
 
 async def test_an_engine_without_figures_gets_requests_at_once() -> None:

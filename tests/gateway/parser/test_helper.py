@@ -51,6 +51,7 @@ bodies = st.fixed_dictionaries(
         "stream": st.booleans() | st.none(),
         "stream_options": st.none() | st.just(5) | st.dictionaries(st.just("include_usage"), st.booleans()),
         "cache_salt": values,
+        "lora_path": values,
         "store": st.booleans(),
         "tools": values,
         "echo": st.booleans(),

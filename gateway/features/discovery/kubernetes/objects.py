@@ -19,11 +19,13 @@ from gateway.config.kinds import MAX_WEIGHT
 from gateway.features.discovery.connecting import connected_as
 from gateway.features.discovery.kubernetes.api import Object
 from gateway.features.discovery.section import DiscoveryConfig
-from gateway.fleet.membership import Member, fitting
+from gateway.fleet.membership import DECODE, PREFILL, REPLICA, Member, fitting
 
 ANNOTATION: Final = "warmroute.io/"
-_ANNOTATIONS: Final = ("pool", "model", "port", "weight", "capacity-tokens", "drain")
-POOL, MODEL, PORT, WEIGHT, CAPACITY, DRAIN = (ANNOTATION + name for name in _ANNOTATIONS)
+_ANNOTATIONS: Final = ("pool", "model", "port", "weight", "capacity-tokens", "drain", "role", "bootstrap-port")
+POOL, MODEL, PORT, WEIGHT, CAPACITY, DRAIN, ROLE, BOOTSTRAP_PORT = (ANNOTATION + name for name in _ANNOTATIONS)
+LABEL: Final = "llm-d.ai/role"  # where no annotation names the role; of its values, these two
+_ROLES: Final = (PREFILL, DECODE)
 DEFAULT_PORT: Final = "http"
 MAX_ENDPOINTS: Final = 1000  # per slice: Kubernetes' limit
 MAX_NOTES: Final = 100
@@ -35,7 +37,8 @@ _MAX_PORT: Final = 65535
 
 @dataclass(frozen=True, slots=True)
 class PodEndpoint:
-    """The data of one replica in an object. pod, uid: of its pod, "" without one. pool, model, weight: see Member.
+    """The data of one replica in an object. pod, uid: of its pod, "" without one. pool, model, weight, role,
+    bootstrap_port: see Member.
 
     problem: why it cannot be a member, or which annotation is invalid.
     """
@@ -51,6 +54,8 @@ class PodEndpoint:
     drain: bool = False
     model: str = ""
     weight: int = MAX_WEIGHT
+    role: str = REPLICA
+    bootstrap_port: int = 0
     problem: str = ""
 
     @property
@@ -119,6 +124,8 @@ def read_pod(pod: Object, port: int | str | None) -> Sequence[PodEndpoint]:
             weight=_annotation_number(notes, WEIGHT, MAX_WEIGHT) or MAX_WEIGHT,
             capacity_tokens=capacity or None,
             drain=notes.get(DRAIN) == "true",
+            role=_role(notes.get(ROLE)) or _role(_mapping(about.get("labels")).get(LABEL)),
+            bootstrap_port=_annotation_number(notes, BOOTSTRAP_PORT, _MAX_PORT),
             problem=wrong if number else _no_port(port),
         ),
     )
@@ -179,6 +186,8 @@ def _member(endpoint: PodEndpoint, config: DiscoveryConfig, prefix: str) -> Memb
         instance=endpoint.uid,
         model=endpoint.model,
         weight=endpoint.weight,
+        role=endpoint.role,
+        bootstrap_port=endpoint.bootstrap_port,
     )
     return connected_as(member, config)
 
@@ -211,12 +220,18 @@ def _annotation_number(notes: Mapping[str, Any], name: str, max_value: int) -> i
 
 def _annotation_problem(notes: Mapping[str, Any]) -> str:
     """The first invalid annotation, which is ignored; "" if all are valid."""
-    for name, max_value in ((PORT, _MAX_PORT), (WEIGHT, MAX_WEIGHT), (CAPACITY, _MAX_NUMBER)):
+    for name, max_value in ((PORT, _MAX_PORT), (WEIGHT, MAX_WEIGHT), (CAPACITY, _MAX_NUMBER), (BOOTSTRAP_PORT, _MAX_PORT)):
         if name in notes and not _annotation_number(notes, name, max_value):
             return f"the annotation {name} is not a number from 1 to {max_value}"
     if notes.get(DRAIN) not in (None, "true", "false"):
         return f"the annotation {DRAIN} is neither true nor false"
+    if ROLE in notes and not _role(notes[ROLE]):
+        return f"the annotation {ROLE} is neither {PREFILL} nor {DECODE}"
     return ""
+
+
+def _role(value: object) -> str:
+    return value if isinstance(value, str) and value in _ROLES else REPLICA
 
 
 def _number(value: object, max_value: int) -> int:

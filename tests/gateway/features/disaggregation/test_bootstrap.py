@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
 from tests.gateway.conftest import eventually, running
 from tests.gateway.features.disaggregation.legs import CHAT, TEXT, replica, split, ways
-from tests.support.fakes import Behaviour, FakeReplica, answers, dies, hangs, status, streams
+from tests.support.fakes import Behaviour, FakeReplica, answers, dies, hangs, http, status, streams, writes
 
 
 def sglang(*script: Behaviour) -> FakeReplica:
@@ -34,6 +35,29 @@ async def test_both_legs_are_the_same_and_meet_in_one_room() -> None:
     assert counts['warmroute_prompt_tokens_total{cache="hit",model="m",replica="d0"}'] == 1280, (
         "the decoder reports the hits of both"
     )
+
+
+async def test_what_the_engines_say_of_their_roles_counts_where_no_source_does() -> None:
+    def says(**flags: Any) -> dict[str, Behaviour]:
+        return {"/server_info": writes(http(200, json.dumps(flags).encode()))}
+
+    prefiller, decoder = sglang(answers("x")), sglang(answers("said"))
+    prefiller.pages = says(disaggregation_mode="prefill", disaggregation_bootstrap_port=9001)
+    decoder.pages = says(disaggregation_mode="decode", disaggregation_bootstrap_port=9002)
+    async with prefiller, decoder, running(prefiller.url, decoder.url) as run:
+        code, _, answer = await run.post(CHAT)
+        assert (code, answer["choices"][0]["message"]["content"]) == (200, "said")
+    assert prefiller.requests[0].json["bootstrap_port"] == 9001
+    assert prefiller.requests[0].json == decoder.requests[0].json
+
+
+async def test_both_legs_have_the_priority() -> None:
+    settings = {"/server_info": writes(http(200, b'{"enable_priority_scheduling":true}'))}
+    prefiller, decoder = sglang(answers("x")), sglang(answers("said"))
+    prefiller.pages = decoder.pages = settings
+    async with split([prefiller], [decoder]) as run:
+        assert (await run.post(CHAT, headers={"X-Priority": "5"}))[0] == 200
+    assert [each.requests[0].json["priority"] for each in (prefiller, decoder)] == [5, 5]
 
 
 async def test_a_batch_has_a_room_for_each_prompt() -> None:

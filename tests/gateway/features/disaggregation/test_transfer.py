@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.conftest import eventually
+from tests.gateway.conftest import eventually, running
 from tests.gateway.features.disaggregation.legs import CHAT, PARAMS, TEXT, prefills, replica, split, ways
-from tests.support.fakes import STREAM_HEAD, answers, chunk, dies, hangs, http, status, streams
+from tests.support.fakes import STREAM_HEAD, answers, chunk, dies, hangs, http, status, streams, writes
 
 ASKED = {"do_remote_decode": True, "do_remote_prefill": False}
 Lines = Callable[[], list[dict[str, Any]]]
@@ -38,6 +38,26 @@ async def test_the_legs_are_those_of_vllms_proxy_field_by_field(request_lines: L
     assert counts['warmroute_completion_tokens_total{model="m",replica="d0"}'] == 4, "its token was thrown away"
     (line,) = [each for each in request_lines() if each["id"] == "one"]
     assert (line["replica"], line["prefiller"], line["cached_tokens_reported"]) == ("d0", "p0", 640)
+
+
+async def test_a_prefiller_gets_the_priority_and_its_rank_as_any_replica() -> None:
+    refusal = http(400, b'{"error":{"message":"Got priority -5 but Priority scheduling is not enabled."}}')
+    prefiller, decoder = replica(prefills(), writes(refusal), prefills()), replica(answers(prompt=1504))
+    async with prefiller, decoder:
+        pool = {
+            "name": "p",
+            "prefill": [{"url": prefiller.url, "name": "p0", "ranks": 2}],
+            "decode": [{"url": decoder.url, "name": "d0"}],
+        }
+        async with running(pools=[pool]) as run:
+            for text in (TEXT, f"other {TEXT}"):
+                body = {**CHAT, "messages": [{"role": "user", "content": text}]}
+                assert (await run.post(body, headers={"X-Priority": "5"}))[0] == 200
+            assert (await ways(run))["remote"] == 2
+    assert [request.json.get("priority") for request in prefiller.requests] == [-5, -5, None]
+    assert prefiller.requests[0].headers["x-vllm-priority"] == "-5"
+    assert all(request.headers["x-data-parallel-rank"] in ("0", "1") for request in prefiller.requests)
+    assert [request.json.get("priority") for request in decoder.requests] == [-5, -5]
 
 
 async def test_the_log_names_the_prefiller(request_lines: Lines) -> None:

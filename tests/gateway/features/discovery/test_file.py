@@ -54,11 +54,18 @@ async def test_what_it_lists_are_members_and_changes_are_seen(tmp_path: Path) ->
     write(
         path,
         "replicas:\n- http://a:1/v1\n"
-        "- {url: http://b:2, name: b, pool: large, capacity_tokens: 7, weight: 5, draining: true}\n",
+        "- {url: http://b:2, name: b, pool: large, capacity_tokens: 7, weight: 5, draining: true}\n"
+        "- {url: http://c:3, role: prefill, bootstrap_port: 9}\n",
     )
     async with watching(path) as seen:
         await eventually(lambda: seen.found)
-        assert seen.found == [[Member("a:1", "http://a:1", ""), Member("b", "http://b:2", "large", 7, draining=True, weight=5)]]
+        assert seen.found == [
+            [
+                Member("a:1", "http://a:1", ""),
+                Member("b", "http://b:2", "large", 7, draining=True, weight=5),
+                Member("c:3", "http://c:3", "", role="prefill", bootstrap_port=9),
+            ]
+        ]
         write(path, "replicas: [http://c:3]")
         await eventually(lambda: seen.urls == ["http://c:3"])
         write(path, "replicas: []")

@@ -145,6 +145,16 @@ def engine(**options: int) -> ModelEngine:
 PROMPT = list(range(100, 130))
 
 
+def test_events_that_do_not_name_an_adapter_say_nothing_of_its_prompts() -> None:
+    stage = Stage(engine(), kept=100)
+    stage.answer()
+    stage.engine.compute(PROMPT)
+    stage.step()
+    tokens = array("I", PROMPT).tobytes()
+    assert stage.held(PROMPT) is not None
+    assert stage.stream.holdings.held(KnownTokens(tokens, "pool", "m", "", whole=True, adapter="a")) is None
+
+
 def test_a_copy_that_is_removed_leaves_the_other_one() -> None:
     stage = Stage(engine(), kept=100)
     stage.answer()

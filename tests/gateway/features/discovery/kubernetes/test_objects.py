@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gateway.config.kinds import Role
 from gateway.features.discovery.kubernetes.objects import (
     MAX_ENDPOINTS,
     MAX_NOTES,
@@ -176,10 +177,38 @@ def test_a_pod_says_what_its_annotations_say() -> None:
         pod_of("a", "10.0.0.1"),
         pod_of("b", "10.0.0.2", pool="q", model="m", port="9000", weight="5", capacity_tokens="400000", drain="true"),
     )
+    full["metadata"]["annotations"].update({"warmroute.io/role": "prefill", "warmroute.io/bootstrap-port": "9"})
     assert members(PODS, plain, full) == [
         Member("a", "http://10.0.0.1:8000", "", instance="uid-of-a"),
-        Member("b", "http://10.0.0.2:9000", "q", 400_000, draining=True, instance="uid-of-b", model="m", weight=5),
+        Member(
+            *("b", "http://10.0.0.2:9000", "q", 400_000),
+            draining=True,
+            instance="uid-of-b",
+            model="m",
+            weight=5,
+            role="prefill",
+            bootstrap_port=9,
+        ),
     ]
+
+
+@pytest.mark.parametrize(
+    ("label", "annotations", "source", "role"),
+    [
+        ("prefill", {}, None, "prefill"),
+        ("decode", {}, "prefill", "decode"),
+        ("prefill-decode", {}, None, ""),
+        ("decode", {"role": "prefill"}, None, "prefill"),
+        ("decode", {"role": "both"}, None, "decode"),
+        ("", {}, "prefill", "prefill"),
+    ],
+)
+def test_the_role_of_a_pod_is_its_annotation_s_or_llm_d_s_label_or_its_source_s(
+    label: str, annotations: dict[str, str], source: Role | None, role: str
+) -> None:
+    pod = pod_of("a", "10.0.0.1", **annotations)
+    pod["metadata"]["labels"]["llm-d.ai/role"] = label
+    assert [member.role for member in members(replace(PODS, role=source), pod)] == [role]
 
 
 @pytest.mark.parametrize(
@@ -195,6 +224,8 @@ def test_a_pod_says_what_its_annotations_say() -> None:
         {"capacity_tokens": "400k"},
         {"capacity_tokens": "9" * 30},
         {"drain": "True"},
+        {"role": "both"},
+        {"bootstrap_port": "0"},
     ],
 )
 def test_an_annotation_that_is_wrong_is_named_and_changes_nothing(wrong: dict[str, str]) -> None:

@@ -17,6 +17,7 @@ from gateway.core import Surroundings
 from gateway.features.discovery.kubernetes.source import KubernetesSource
 from gateway.server.endpoints import clients_runner
 from tests.gateway.conftest import BODY, LOGGED, Running, config_over, eventually, serving_runner
+from tests.gateway.features.disaggregation.legs import PARAMS, prefills
 from tests.support.fakes import FakeReplica, answers, models, streams
 from tests.support.kubernetes import PODS, SLICES, FakeKubernetes, endpoint, pod_of, slice_of
 
@@ -207,6 +208,25 @@ async def test_a_pod_s_weight_is_its_share_of_requests() -> None:
             await server.put(PODS, pod_of("two", "127.0.0.1", two.port, weight="1"))
             await eventually(lambda: state.share == 0.01)
             assert chosen() < 50
+
+
+async def test_pods_divide_the_work_by_their_roles() -> None:
+    server = FakeKubernetes()
+    long = {**BODY, "messages": [{"role": "user", "content": "hello " * 2000}]}
+    listing = models("m", owner="vllm")
+    async with FakeReplica([prefills()], listing) as one, FakeReplica([answers()], listing) as two, server.serving():
+        pods = pod_of("one", "127.0.0.1", one.port), pod_of("two", "127.0.0.1", two.port)
+        for pod, role in zip(pods, ("prefill", "decode"), strict=True):
+            pod["metadata"]["labels"]["llm-d.ai/role"] = role
+            await server.put(PODS, pod)
+        async with discovering(server, pods="app=vllm") as run:
+            assert (await run.post(long))[0] == 200
+            assert [len(each.requests) for each in (one, two)] == [1, 1]
+            assert two.requests[0].json["kv_transfer_params"] == PARAMS
+            shown = json.loads((await run.get("/warmroute/replicas"))[2])["replicas"]
+            assert {row["name"]: row["role"] for row in shown} == {"one": "prefill", "two": "decode"}
+            await server.put(PODS, pod_of("one", "127.0.0.1", one.port, role="decode"))
+            await eventually(lambda: len(run.gateway.fleet.target("m").replicas) == 2)
 
 
 async def test_a_conversation_stays_at_a_pod_of_little_weight() -> None:
