@@ -39,7 +39,7 @@ class ApiRequest:
     number of answers. textual: the prompt is text, with at most a token for each byte of the body, apart from the template;
     False: it may have images, sounds, files, parts of unknown types. output: the most tokens of each, 0: no limit. outline: of
     the prompt, () unless a feature needs it. steers: the body has a member that steers engines (`steering.py`). adapter:
-    named by the body beside the model, for engines that read `lora_path`; "": none.
+    named by the body beside the model, for engines that read `lora_path`; "": none, "*": one for each prompt of a batch.
     """
 
     __slots__ = (

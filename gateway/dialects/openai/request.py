@@ -33,6 +33,8 @@ CHAT: Final = "chat"
 COMPLETION: Final = "completion"
 GUESS: Final = "guess"  # a chat if the body has messages, else a completion: for a dry run, whose path is the same for both
 
+SEVERAL_ADAPTERS: Final = "*"  # for a batch
+
 _OPTIONS: Final = "stream_options"
 _WANTED: Final = "include_usage"
 _ASK_USAGE: Final = b',"stream_options":{"include_usage":true}'
@@ -71,8 +73,8 @@ def parse(kind: str, raw: bytes, most: int = 0) -> ApiRequest:
     api.countable = _counts_prompt(body) and (kind == CHAT or not is_batch(body.get("prompt")))
     api.session, api.breakpoints, api.size, api.images = session_of(body), breakpoints, size, images
     api.output, api.textual, api.steers = output_limit(body, _LIMITS), textual, steers(body)
-    if isinstance(adapter := body.get("lora_path"), str):
-        api.adapter = adapter[:MAX_MODEL_CHARS]
+    if adapter := body.get("lora_path"):
+        api.adapter = adapter[:MAX_MODEL_CHARS] if isinstance(adapter, str) else SEVERAL_ADAPTERS
     if not api.countable:
         api.answers = _answers(body, kind)
     if stream and not _asks_usage(body):

@@ -48,6 +48,8 @@ class AdmitPhase:
             listed = record.subject.endpoint not in _UNLISTED and "%" not in record.path
             grant.require_endpoint(record.path, listed=listed, metered=metered)
             grant.require_model(api.model)
+            if api.adapter:
+                grant.require_model(f"{api.model}:{api.adapter}")
         target = self._fleet.renewed(further) if further else self._target(api, grant)
         if exchange.binding is not None:
             target = await self._bound(exchange, target, exchange.binding)
