@@ -41,15 +41,7 @@ class AdmitPhase:
             exchange.notes.enter(ADMIT, self._clock())
         record.subject.model = api.model
         if grant is not None and further is None:
-            # A replica's own run in the background (`stores`) has no usage yet; the answers of a session are counted as they
-            # pass. An engine may compute answers to any method. A path that is still encoded may be another one to it.
-            computes = generates(record.subject.endpoint, has_prompt=api.has_prompt)
-            metered = (api.metered and not api.stores) or not computes or exchange.request.upgrades
-            listed = record.subject.endpoint not in _UNLISTED and "%" not in record.path
-            grant.require_endpoint(record.path, listed=listed, metered=metered)
-            grant.require_model(api.model)
-            if api.adapter:
-                grant.require_model(f"{api.model}:{api.adapter}")
+            _check_rights(exchange, grant)
         target = self._fleet.renewed(further) if further else self._target(api, grant)
         if exchange.binding is not None:
             target = await self._bound(exchange, target, exchange.binding)
@@ -125,3 +117,17 @@ class AdmitPhase:
             waited_s = self._clock() - begun
             record.placement.queued_s += waited_s
             self._metrics.queue_seconds.observe((exchange.target.pool,), waited_s)
+
+
+def _check_rights(exchange: Exchange, grant: Rights) -> None:
+    """Raises GatewayError 403."""
+    api, record = exchange.api, exchange.record
+    # A replica's own run in the background (`stores`) has no usage yet; the answers of a session are counted as they pass. An
+    # engine may compute answers to any method. A path that is still encoded may be another one to it.
+    computes = generates(record.subject.endpoint, has_prompt=api.has_prompt)
+    metered = (api.metered and not api.stores) or not computes or exchange.request.upgrades
+    listed = record.subject.endpoint not in _UNLISTED and "%" not in record.path
+    grant.require_endpoint(record.path, listed=listed, metered=metered)
+    grant.require_model(api.model)
+    if api.adapter:
+        grant.require_model(f"{api.model}:{api.adapter}")
