@@ -35,6 +35,7 @@ class ReplicaRows:
             "name": state.name,
             "url": state.url,
             "pool": pool,
+            "role": state.member.role,
             "source": self._membership.source_of(state.member.listed_as) if pool is not None else None,
             "up": state.up,
             "draining": state.draining,
