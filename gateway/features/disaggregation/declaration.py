@@ -9,5 +9,8 @@ from gateway.features.disaggregation.metrics import DisaggregationMetrics
 from gateway.features.disaggregation.section import DISAGGREGATION
 
 FEATURE: Final = Feature(
-    wanted=lambda config: any(pool.decode for pool in config.pools), section=DISAGGREGATION, metrics=DisaggregationMetrics
+    wanted=lambda config: any(pool.decode for pool in config.pools),
+    section=DISAGGREGATION,
+    metrics=DisaggregationMetrics,
+    advice="gateway.features.disaggregation.advice:DisaggregationAdvice",
 )
