@@ -71,7 +71,7 @@ def succeed(
 
 
 def listed_by(pool: Pool, named: Mapping[str, Pool]) -> Sequence[ReplicaState]:
-    """The replicas whose models are shown to clients: the replicas that may get requests, else the ones that these would wake.
+    """The replicas whose models are shown to clients: the replicas that may get requests, else sleepers that are woken.
     If there are none, but a fallback can serve requests, all replicas with their last known models. named: all pools, by name.
     O(replicas of the chain of fallbacks).
     """
