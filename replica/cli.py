@@ -159,7 +159,9 @@ def _events(args: argparse.Namespace, index: int) -> "Iterator[KvEventPublisher 
     try:
         publisher = KvEventPublisher(config, args.block_size)
     except EndpointError as error:
-        raise SetupError(str(error)) from error
+        ranks = args.count * args.ranks
+        more = f"; each of {ranks} ranks has a port more than the last: choose both ports {ranks} apart" if ranks > 1 else ""
+        raise SetupError(f"{error}{more}") from error
     with contextlib.closing(publisher):
         yield publisher
 

@@ -72,6 +72,12 @@ def _not_negative(text: str) -> float:
     raise argparse.ArgumentTypeError(f"must be a number, 0 or more, not {text!r} (to {MOST:g})")
 
 
+def _endpoint(text: str) -> str:
+    if text.startswith(("tcp://", "ipc://", "inproc://")):
+        return text
+    raise argparse.ArgumentTypeError(f"an endpoint begins with tcp:// or ipc://, such as tcp://*:5557, not {text!r}")
+
+
 def _cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -174,10 +180,10 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         Flag("--seed", "N", 0, _whole, "the same seed gives the same faults"),
     ),
     "KV events in vLLM's format (needs the extra 'events'; they contain prompts)": (
-        Flag("--kv-events", "ENDPOINT", None, None,
+        Flag("--kv-events", "ENDPOINT", None, _endpoint,
              "publish the contents of the cache on this ZMQ endpoint; bound if it has a * or :: or is ipc, such as "
              "tcp://*:5557, connected to otherwise", default_text="nothing is published"),
-        Flag("--kv-events-replay", "ENDPOINT", None, None,
+        Flag("--kv-events-replay", "ENDPOINT", None, _endpoint,
              "send missed events again to subscribers that request them on this endpoint", default_text="no replay"),
         Flag("--kv-events-topic", "TEXT", "", None, "begins each message, such as kv@HOST:PORT@MODEL", default_text="empty"),
         Flag("--kv-events-form", None, "map", None,

@@ -91,6 +91,8 @@ class OperatorRow(Struct, frozen=True):
     booked_tokens: int
     held_tokens: int
     hung: bool = False
+    asleep: bool = False
+    role: str = ""
 
 
 class SourceRow(Struct, frozen=True):
@@ -346,7 +348,7 @@ def picture(answer: ReplicasAnswer, sharing: SharingAnswer) -> list[RenderableTy
     rows = [
         [
             shown(row.name),
-            shown(row.pool or ""),
+            shown(f"{row.pool or ''} {row.role}".strip()),
             shown(_state(row)),
             *(f"{tokens:,}" for tokens in (row.inflight, row.booked_tokens, row.held_tokens)),
         ]
@@ -364,7 +366,8 @@ def picture(answer: ReplicasAnswer, sharing: SharingAnswer) -> list[RenderableTy
 
 
 def _state(row: OperatorRow) -> str:
-    words = [word for word, holds in (("leaving", row.leaving), ("draining", row.draining), ("hangs", row.hung)) if holds]
+    states = {"leaving": row.leaving, "draining": row.draining, "hangs": row.hung, "asleep": row.asleep}
+    words = [word for word, holds in states.items() if holds]
     return ", ".join([*words, *(["up"] if row.up else [f"down ({row.error or 'not probed yet'})"])])
 
 

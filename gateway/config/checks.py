@@ -90,10 +90,10 @@ def _wrong_roles(values: Mapping[Key, Any], *, found: bool) -> Iterator[Problem]
     for key, value in values.items():
         if len(key) != 3 or key[0] != "pools":
             continue
-        decode = values.get((*key[:2], "decode"))
-        if key[2] == "replicas" and not (value or decode or found):
+        lists = {role: values.get((*key[:2], role)) for role in ("prefill", "decode")}  # None: an invalid one, shown already
+        if key[2] == "replicas" and not value and not found and all(each == () for each in lists.values()):
             yield Problem(key, "at least one replica URL is expected, or a source in `discovery`")
-        elif key[2] == "prefill" and value and not (decode or found):
+        elif key[2] == "prefill" and value and lists["decode"] == () and not found:
             yield Problem(key, "replicas that only compute prompts answer nothing: list those that take them over in `decode`")
 
 

@@ -201,11 +201,13 @@ class _Reader:
     def _struct(self, kind: type[msgspec.Struct], value: Any, key: Key, extra: Mapping[str, Any]) -> Any:
         if isinstance(value, str) and hasattr(kind, "SHORT"):
             value = {kind.SHORT: value}
+        fields = fields_of(kind)
         if not isinstance(value, dict):
             got = value.partition("://")[0] if isinstance(value, str) else value  # the rest of a URL may be a password
             given = f"got a {type(value).__name__}" if UNSHOWN in extra else f"got {shown(got)}"
-            return self._bad(key, f"{'' if key else 'configuration: '}{extra.get(EXPECTED, _A_MAPPING)} is expected, {given}")
-        fields = fields_of(kind)
+            keys = "" if EXPECTED in extra or not key else f"; its keys: {', '.join(_shown_keys(fields))}"
+            text = f"{extra.get(EXPECTED, _A_MAPPING)} is expected, {given}{keys}"
+            return self._bad(key, text if key else f"configuration: {text}")
         parts: dict[str, Any] = {}
         for name, item in value.items():
             known = fields.get(name)
@@ -222,13 +224,14 @@ class _Reader:
     def _unknown(self, name: object, fields: Mapping[str, FieldInfo], key: Key) -> Any:
         hint = ""
         if len(self.problems) < MAX_PROBLEMS:
-            known = [
-                *(each.name for each in fields.values() if SECRET not in extra_of(each.type)),
-                *(() if key else self._further),
-            ]
+            known = [*_shown_keys(fields), *(() if key else self._further)]
             close = difflib.get_close_matches(str(name), known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known)}"
         return self._bad((*key, str(name)), f"unknown key{hint}")
+
+
+def _shown_keys(fields: Mapping[str, FieldInfo]) -> list[str]:
+    return [each.name for each in fields.values() if SECRET not in extra_of(each.type)]
 
 
 def _is_struct(kind: Any) -> bool:

@@ -124,6 +124,7 @@ class Fleet:
         self._router = router
         self._clock = clock
         self._ranks = KnownRanks()
+        self._wakes = False
         told = self._models_changed, self._ranks_found, self._count_places
         self._prober = Prober(config.health, router, metrics, *told, clock)
         self._gates: dict[str, PoolPlaces] = {}  # by pool
@@ -349,6 +350,12 @@ class Fleet:
             log.info("replica does not speak a dialect", extra={"replica": state.name, "dialect": dialect})
         state.lacks[dialect] = now
 
+    def wake_sleepers(self) -> None:
+        """From now on sleeping replicas are woken when requests need them."""
+        self._wakes = True
+        for state in self._by_name.values():
+            state.wakes = True
+
     def adapters_changed(self, state: ReplicaState, *, loaded: bool) -> None:
         """A request to load (or unload) an adapter has succeeded on this replica."""
         if self._by_name.get(state.name) is state:
@@ -555,7 +562,7 @@ class Fleet:
         if former := self._by_name.get(member.name):
             self._forget(former)
         self._departed.back(member.name)
-        state = self._by_name[member.name] = ReplicaState(member, Breaker(self._chance))
+        state = self._by_name[member.name] = ReplicaState(member, Breaker(self._chance), wakes=self._wakes)
         self._prober.add(state)
         if self.pools:  # else all replicas begin together, and are probed before anything else
             if member.url in probed:

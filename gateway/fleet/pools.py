@@ -43,8 +43,10 @@ class Pool:
 
     @property
     def ready(self) -> bool:
-        """True if requests will probably be answered, perhaps by a replica that was up until its probes failed."""
-        return any(each.answers and (each.live or (each.doubtful and each.warm)) for each in self.replicas)
+        """True if requests will probably be answered, perhaps by a replica that was up until its probes failed, or once they
+        have woken one.
+        """
+        return any(each.answers and (each.live or each.wakeable or (each.doubtful and each.warm)) for each in self.replicas)
 
 
 def succeed(
@@ -69,10 +71,11 @@ def succeed(
 
 
 def listed_by(pool: Pool, named: Mapping[str, Pool]) -> Sequence[ReplicaState]:
-    """The replicas whose models are shown to clients: the replicas that may get requests. If there are none, but a fallback can
-    serve requests, all replicas with their last known models. named: all pools, by name. O(replicas of the chain of fallbacks).
+    """The replicas whose models are shown to clients: the replicas that may get requests, else sleepers that are woken.
+    If there are none, but a fallback can serve requests, all replicas with their last known models. named: all pools, by name.
+    O(replicas of the chain of fallbacks).
     """
-    if serving := pool.serving:
+    if serving := pool.serving or [state for state in pool.replicas if state.answers and state.wakeable]:
         return serving
     return pool.replicas if any(each.serving for each in _fallbacks(pool, named)) else ()
 

@@ -80,7 +80,8 @@ class KnownRanks:
             return False
         known.addressed, known.refused = False, known.caches
         self._found[server_of(member)] = known
-        log.warning("replica refuses one of its data-parallel ranks: requests name none", extra={"replica": member.name})
+        about = {"replica": member.name, "ranks": known.caches}
+        log.warning("replica refuses one of its data-parallel ranks: requests name none", extra=about)
         return True
 
     def _known(self, member: Member) -> _Found:

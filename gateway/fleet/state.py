@@ -62,7 +62,7 @@ class ReplicaState:
     at which it did not know the path of a dialect, by the dialect's name, or refused USAGE_WISH or PRIORITY_FIELD. findings: of
     the audit (docs/audit.md). miscounts_cached, miscounts_prompts: by these its cached tokens are not used, nor prompt tokens
     far above the estimate. places: how many requests its engine runs at once. hung: it answers probes, and generates nothing:
-    it gets new requests only if no other replica is left.
+    it gets new requests only if no other replica is left. wakes: it is woken when a request needs it.
     """
 
     member: Member
@@ -96,6 +96,7 @@ class ReplicaState:
     miscounts_prompts: bool = False
     places: Places = field(default_factory=Places)
     hung: bool = False
+    wakes: bool = False
 
     @property
     def name(self) -> str:
@@ -135,6 +136,12 @@ class ReplicaState:
     def live(self) -> bool:
         """True if it may get new requests."""
         return self.up and not self.draining and not self.leaving and not self.facts.asleep
+
+    @property
+    def wakeable(self) -> bool:
+        """True if it sleeps, and a request would wake it."""
+        awaits = self.up and not self.draining and not self.leaving and self.facts.asleep
+        return awaits and self.wakes and self.facts.restorable
 
     @property
     def doubtful(self) -> bool:

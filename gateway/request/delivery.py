@@ -69,8 +69,8 @@ class Delivery:
             return await self._deliver_late(exchange, answer, delivered.reply)
         routed, open_ = b"", self._audience.sees_headers(exchange.request)
         if open_:
-            replica = chosen.replica.encode("ascii")
-            routed = b"X-Warmroute-Replica: %b\r\nX-Warmroute-Cached-Tokens: %d\r\n" % (replica, chosen.matched_tokens)
+            replica, predicted = chosen.replica.encode("ascii"), (exchange.prefilled or chosen).matched_tokens
+            routed = b"X-Warmroute-Replica: %b\r\nX-Warmroute-Cached-Tokens: %d\r\n" % (replica, predicted)
         headers = downstream_headers(answer.head, answer.address)
         if attempts.lines:
             headers = attempts.lines

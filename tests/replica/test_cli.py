@@ -222,6 +222,7 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         (["--engine", "sim", "--port", "0", "--chat-template", "x.jinja"], "--chat-template: the engine sim"),
         (["--engine", "sim", "--port", "0", "--kv-events-replay", "tcp://*:1"], "give both"),
         (["--engine", "sim", "--port", "0", "--kv-events-topic", "kv"], "begins the messages of --kv-events: give both"),
+        (["--engine", "sim", "--port", "0", "--ranks", "2", "--kv-events", "tcp://*:65535"], "choose both ports 2 apart"),
     ],
 )
 def test_mistakes_are_one_line(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,6 +99,7 @@ class TransferForm(DecoderForm):
                     prefilling.count(exchange, REMOTE)
                     return answer
                 way, exchange.prefilled = NOT_TRANSFERRED, None
+                _log(exchange, leg, way, f"{replica.name} could not take the prompt over")
             prefilling.count(exchange, way)
             answer = await sender(replica, call)
             answered = answer.status < 500
@@ -127,6 +128,7 @@ class TransferForm(DecoderForm):
                     return REFUSED, b""
                 outcome = Outcome(True, read.prompt, read.cached)
                 if not read.params:
+                    _log(exchange, leg, NO_PARAMS, "no whole kv_transfer_params in its answer: has it --kv-transfer-config?")
                     return NO_PARAMS, b""
                 chosen = leg.booking.chosen
                 exchange.prefilled = PrefilledPrompt(chosen.replica, chosen.matched_tokens, read.cached or 0)

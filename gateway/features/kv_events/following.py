@@ -29,14 +29,17 @@ FAULTS: Final = ("gap", "restart", "refused", "orphan", "conflict")
 
 
 class AskedReplica:
-    """A replica, asked for its publishers. up_since: of the process that was asked. purged_at: its last loss of its cache."""
+    """A replica, asked for its publishers. up_since: of the process that has answered; None: none has. purged_at: its last loss
+    of its cache.
+    """
 
     __slots__ = ("asked_at", "purged_at", "sources", "task", "up_since")
 
     def __init__(self) -> None:
         self.sources: list[Source] = []
         self.task: asyncio.Task[list[Source]] | None = None
-        self.up_since = self.asked_at = self.purged_at = float("-inf")
+        self.up_since: float | None = None
+        self.asked_at = self.purged_at = float("-inf")
 
 
 class PublisherSet:
@@ -46,6 +49,7 @@ class PublisherSet:
         self._core, self._fleet, self._metrics = core, core.fleet, core.metrics.of(KvEventMetrics)
         self._asked: dict[ReplicaState, AskedReplica] = {}
         self._followed: set[Source] = set()
+        self._shared: set[Source] = set()
         self._counted: dict[Source, tuple[int, ...]] = {}
         self._receiver: EventReceiver | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -106,6 +110,8 @@ class PublisherSet:
         if error is not None:
             log.error("event publishers of a replica", exc_info=error, extra={"replica": state.name})
             return
+        if not task.result() and asked.up_since != up_since:
+            log.info("replica names no event publisher that can be followed", extra={"replica": state.name})
         before, asked.sources, asked.up_since = asked.sources, task.result(), up_since
         asked.purged_at = self._core.router.purged_at(state.name)
         for source in set(before) & set(asked.sources):
@@ -119,6 +125,11 @@ class PublisherSet:
         named = [source for asked in self._asked.values() for source in asked.sources]
         times = Counter((source.endpoint, source.topic) for source in named)
         wanted = {source for source in named if times[source.endpoint, source.topic] == 1}
+        shared = set(named) - wanted
+        for source in shared - self._shared:
+            text = "several replicas name one event publisher: it is not followed"
+            log.warning(text, extra={"replica": source.replica, "endpoint": source.endpoint})
+        self._shared = shared
         for source in self._followed - wanted:
             self._receiver.leave(source)
             self._forget(source)

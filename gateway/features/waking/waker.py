@@ -34,6 +34,7 @@ class Waker:
 
     def __init__(self, fleet: Fleet, upstream: UpstreamClient) -> None:
         self._fleet = fleet
+        fleet.wake_sleepers()
         self._upstream = upstream
         self._wanted: set[str] = set()  # pools without a replica for a request
         self._waking: dict[str, asyncio.Task[None]] = {}  # by pool
@@ -48,7 +49,7 @@ class Waker:
         """Wake the sleepers that pools need; to be called every second. O(replicas)."""
         wanted, self._wanted = self._wanted, set()
         for pool in self._fleet.pools:
-            sleeper = next((state for state in pool.replicas if _can_be_woken(state)), None)
+            sleeper = next((state for state in pool.replicas if state.wakeable), None)
             if sleeper is None or pool.name in self._waking or now - self._since.get(pool.name, -PAUSE_S) < PAUSE_S:
                 continue
             if pool.name in wanted or _is_full(pool):
@@ -86,10 +87,6 @@ class Waker:
 
     def __repr__(self) -> str:
         return f"<Waker, {len(self._waking)} under way>"
-
-
-def _can_be_woken(state: ReplicaState) -> bool:
-    return state.up and state.facts.asleep and state.facts.restorable and not state.draining and not state.leaving
 
 
 def _is_full(pool: Pool) -> bool:

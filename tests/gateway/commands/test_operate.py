@@ -25,7 +25,7 @@ from gateway.fleet.membership import Member
 from gateway.server.endpoints import ADMIN, clients_runner, side_runner
 from tests.gateway.conftest import LOGGED, config_over, eventually, listening, running, serving_runner
 from tests.gateway.features.sharing.conftest import sharing
-from tests.support.fakes import FakeReplica
+from tests.support.fakes import FakeReplica, http, models, writes
 from tests.support.redis import RedisServer, serving
 
 Capture = pytest.CaptureFixture[str]
@@ -109,6 +109,20 @@ async def test_a_drain_goes_to_each_gateway(capsys: Capture) -> None:
         code, out, _ = await said(capsys, "drain", one.name, "--off", *both)
         assert (code, drains(a, one.name), drains(b, one.name)) == (0, False, False)
         assert out.count("gets requests") == 2
+
+
+async def test_sleepers_and_the_roles_of_a_divided_pool_are_shown(capsys: Capture) -> None:
+    sleeps = writes(http(200, b'vllm:engine_sleep_state{engine="0",sleep_state="awake"} 0.0\n', "text/plain; version=0.0.4"))
+    sleeper = FakeReplica(listing=models("m", owner="vllm"), pages={"/metrics": sleeps})
+    async with FakeReplica() as prefiller, sleeper:
+        divided = {"name": "p", "prefill": [prefiller.url], "decode": [sleeper.url]}
+        async with running(pools=[divided]) as run:
+            await run.gateway.fleet.probe_all(run.gateway.upstream)
+            lines = (await said(capsys, "status", "--admin", run.admin_url))[1].splitlines()[1:]
+    assert [line.split()[:-3] for line in lines] == [
+        [sleeper.name, "p", "decode", "asleep,", "up"],
+        [prefiller.name, "p", "prefill", "up"],
+    ]
 
 
 async def test_one_gateway_that_fails_does_not_keep_the_others_from_it(capsys: Capture) -> None:

@@ -97,7 +97,12 @@ prices:
         ({"routing": {"block_bytes": 1.5}}, "routing.block_bytes: a whole number is expected"),
         ({"routing": {"block_bytes": True}}, "routing.block_bytes: a whole number is expected"),
         ({"routing": {"memory_mb": -1}}, "routing.memory_mb: must be greater than 0, got -1"),
-        ({"routing": []}, r"routing: a mapping is expected, got \[\]"),
+        ({"routing": []}, r"routing: a mapping is expected, got \[\]; its keys: policy, block_bytes"),
+        ({"pools": [{"prefill": [URL]}]}, r"^pools\[0\].prefill: .* list those that take them over in `decode`$"),
+        (
+            {"pools": [{"prefill": [URL], "decode": [{"url": URL, "bootstrap_port": 1}]}]},
+            r"^pools\[0\].decode\[0\].bootstrap_port: unknown key; known keys: [a-z_, ]*$",
+        ),
         ({"pools": [{"replicas": [URL], "resume_streams": 1}]}, r"resume_streams: true or false is expected, got 1"),
         ({"pools": [{"replicas": [URL], "resume_streams": "yes"}]}, r"resume_streams: true or false is expected, got 'yes'"),
         ({"prices": {"m": {"input": 1}}}, "prices.m.output: missing"),
@@ -796,6 +801,12 @@ def test_what_cannot_be_meant_is_a_warning(tmp_path: Path, capsys: pytest.Captur
         "7: prices.mist?: 'mist?' is a prefix, not a pattern: it fits no model",
     ]
     assert main(["check", "--strict", str(path)]) == 1
+
+
+def test_decoders_without_a_prefiller_are_a_warning() -> None:
+    (warning,) = warnings_of(read(None, {"pools": [{"decode": [URL]}]}, env={}))
+    assert str(warning).startswith("pools[0].decode: without `prefill` they compute all prompts themselves")
+    assert not warnings_of(read(None, {"pools": [{"decode": [URL], "prefill": ["http://p:1"]}]}, env={}))
 
 
 def test_a_variable_that_is_set_but_empty_is_a_warning(tmp_path: Path) -> None:

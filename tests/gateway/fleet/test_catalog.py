@@ -44,6 +44,7 @@ class Replica:
     live: bool = True
     doubtful: bool = False
     answers: bool = True
+    wakeable: bool = False
 
 
 def pool_of(replicas: Sequence[Replica], models: Sequence[str] = ()) -> Pool:

@@ -8,6 +8,7 @@ function health(replica) {
   if (!replica.up) return ["bad", "down"];
   if (replica.hung) return ["bad", "hangs"];
   if (replica.draining) return ["warn", "draining"];
+  if (replica.asleep) return ["warn", "asleep"];
   if (replica.circuit !== "closed") return ["warn", `circuit ${replica.circuit.replace("_", " ")}`];
   return ["good", "up"];
 }
@@ -21,7 +22,7 @@ function Row({ replica, busy, onDrain }) {
   const what = replica.draining ? "Undrain" : "Drain";
   return html`<tr>
     <th scope="row"><${Name} of=${replica.name} />
-      <span class="under">${shown(replica.engine)} · ${replica.models.map(shown).join(", ") || "no models"}${more}</span></th>
+      <span class="under">${shown(replica.engine)}${replica.role && ` · ${replica.role}`} · ${replica.models.map(shown).join(", ") || "no models"}${more}</span></th>
     <td data-label="State"><${Badge} tone=${tone}>${text}</${Badge}>
       ${replica.error && !replica.up && html`<span class="under">${shown(replica.error)}</span>`}
       ${replica.findings.length > 0 && html`<span class="under bad-text">${replica.findings.join(", ").replaceAll("_", " ")}</span>`}</td>
@@ -80,7 +81,8 @@ export function Replicas({ live }) {
   };
   const wanted = (replica) => (replica.draining ? drain(replica) : setAsked(replica));
   const leaving = replicas.filter((replica) => replica.pool === null);
-  const others = asked && replicas.filter((each) => each.pool === asked.pool && each.name !== asked.name && each.up && !each.draining);
+  const usable = (each) => each.up && !each.draining && !each.asleep && each.role !== "prefill";
+  const others = asked && replicas.filter((each) => each.pool === asked.pool && each.name !== asked.name && usable(each));
   return html`
     <${Said} text=${said} />
     ${pools.map((pool) => html`<${Pool} key=${pool.name} pool=${pool} busy=${busy} onDrain=${wanted}

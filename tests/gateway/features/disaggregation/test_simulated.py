@@ -85,7 +85,7 @@ async def test_the_answer_is_that_of_one_replica_and_usage_the_prefillers(wire: 
     expected = await plain(CHAT)
     async with pool(wire) as (run, (prefiller,), (decoder,)):
         code, headers, answer = await run.post(CHAT)
-        assert (code, headers["X-Warmroute-Replica"]) == (200, "d0")
+        assert (code, headers["X-Warmroute-Replica"], headers["X-Warmroute-Cached-Tokens"]) == (200, "d0", "0")
         assert answer["choices"] == expected["choices"]
         assert answer["usage"]["prompt_tokens"] == expected["usage"]["prompt_tokens"]
         more = [*CHAT["messages"], answer["choices"][0]["message"], {"role": "user", "content": "again " * 900}]

@@ -156,7 +156,7 @@ PARTIAL = {name: value for name, value in PARAMS.items() if name != "remote_requ
         (http(200, b"what?"), "prefill_failed"),
     ],
 )
-async def test_a_decoder_computes_what_a_prefiller_did_not(prefill: Any, way: str) -> None:
+async def test_a_decoder_computes_what_a_prefiller_did_not(prefill: Any, way: str, caplog: pytest.LogCaptureFixture) -> None:
     async def writes(_request: Any, writer: Any) -> None:
         writer.write(prefill)
 
@@ -166,6 +166,7 @@ async def test_a_decoder_computes_what_a_prefiller_did_not(prefill: Any, way: st
         assert (code, answer["choices"][0]["message"]["content"]) == (200, "said")
         assert await ways(run) == {way: 1}
     assert [each.json for each in decoder.requests] == [CHAT], "nothing about a transfer"
+    assert "a prefill failed" in caplog.messages
 
 
 async def test_without_a_live_prefiller_decoders_compute() -> None:
@@ -204,7 +205,7 @@ async def broken_stream(_request: Any, writer: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_transfer_that_fails_is_computed_by_the_decoder(stream: bool) -> None:
+async def test_a_transfer_that_fails_is_computed_by_the_decoder(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
     """The prefiller dies between its answer and the transfer: 500, or an error as the first event of the stream."""
     prefiller = replica(prefills())
     decoder = (
@@ -219,6 +220,7 @@ async def test_a_transfer_that_fails_is_computed_by_the_decoder(stream: bool) ->
             assert (answer.status, "error" in text) == (200, False)
         assert await ways(run) == {"transfer_failed": 1}
         counts = await run.metrics()
+    assert "a prefill failed" in caplog.messages
     assert [each.json.get("kv_transfer_params") for each in decoder.requests] == [PARAMS, None]
     assert counts['warmroute_prompt_tokens_total{cache="miss",model="m",replica="d0"}'] == 1504
 

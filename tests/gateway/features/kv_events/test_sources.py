@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -71,12 +72,16 @@ async def followed(run: Running) -> list[tuple[int, str, str, str]]:
         ("sglang", {"/server_info": {"kv_events_config": "{"}}, []),
     ],
 )
-async def test_publishers_that_a_replica_names(owner: str, answers: dict[str, object], expected: list[Any]) -> None:
-    async with engine(owner, answers) as replica, running(replica, kv_events={"follow": True}) as run:
-        assert await followed(run) == expected
+async def test_publishers_that_a_replica_names(
+    owner: str, answers: dict[str, object], expected: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        async with engine(owner, answers) as replica, running(replica, kv_events={"follow": True}) as run:
+            assert await followed(run) == expected
+    assert ("replica names no event publisher that can be followed" in caplog.text) == (not expected)
 
 
-async def test_a_publisher_that_two_replicas_name_is_followed_for_neither() -> None:
+async def test_a_publisher_that_two_replicas_name_is_followed_for_neither(caplog: pytest.LogCaptureFixture) -> None:
     answers: dict[str, object] = {"/kv_event_sources": {"0": ON}}
     following = {"follow": True}
     async with (
@@ -92,3 +97,4 @@ async def test_a_publisher_that_two_replicas_name_is_followed_for_neither() -> N
 
         await eventually(both)
         assert not publishers._followed
+    assert caplog.text.count("several replicas name one event publisher: it is not followed") == 2

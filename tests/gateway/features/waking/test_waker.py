@@ -60,6 +60,8 @@ async def test_a_request_without_a_replica_wakes_one_and_is_answered_when_it_is_
         waker = run.gateway[Waker]
         waker.sweep(1000.0)
         assert not waker._waking, "nobody wants it"
+        assert (await run.get("/ready"))[0] == 200, "else no request would come, and wake it"
+        assert b'"id":"m"' in (await run.get("/v1/models"))[2]
         assert (await run.post(BODY))[0] == 503
         waker.sweep(1001.0)
         await eventually(lambda: first.woken + second.woken == 1 and not waker._waking)

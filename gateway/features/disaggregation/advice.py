@@ -1,0 +1,20 @@
+"""Advice on pools that divide the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gateway.config.parse import Problem
+from gateway.config.schema import Config
+from gateway.features.declaring import Advice
+
+
+class DisaggregationAdvice(Advice):
+    """See the module."""
+
+    def warnings(self, config: Config) -> Iterator[Problem]:
+        """Decoders without a prefiller."""
+        for number, pool in enumerate(config.pools):
+            if pool.decode and not pool.prefill:
+                text = "without `prefill` they compute all prompts themselves, and SGLang's decoders cannot: add some"
+                yield Problem(("pools", number, "decode"), text)
