@@ -15,7 +15,7 @@ PRIOR: Final = 10.0  # requests without work that each began a conversation: the
 
 
 class ConversationWork:
-    """Of one pool (see the module). value: seconds, 0 at first."""
+    """The work of a conversation of one pool (see the module). value: seconds, 0 at first."""
 
     __slots__ = ("_begun", "_requests", "_seconds", "value")
 

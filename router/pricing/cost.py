@@ -18,7 +18,8 @@ little; a cold prompt of 100,000 tokens goes to the replica with the fewest expe
 in seconds, like this request's own waiting.
 
 The conversation of the request brings its later turns to r, too. busy_r: the share of the last minutes in which r has computed
-prompts. conversation: the mean work of a whole conversation in r's pool (`learning/conversations.py`). So conversations that
+prompts, beyond FREE_SHARE: in a fleet with less work there is always an idle replica, and the term would only take the place of
+better reasons. conversation: the mean work of a whole conversation in r's pool (`learning/conversations.py`). So conversations that
 begin, or whose cache is lost or short, leave busy replicas before queues show it. A prompt without any match has no such term:
 mostly it is no conversation, and the price of evictions alone finds the oldest blocks of the fleet.
 
@@ -48,6 +49,7 @@ from router.types import Cost
 
 DUPLICATE_WEIGHT: Final = 1.0
 DECODE_TOKENS: Final = 32.0
+FREE_SHARE: Final = 0.2
 START_S: Final = 10.0
 FIRST_SHARE: Final = 0.1
 

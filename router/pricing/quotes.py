@@ -20,7 +20,7 @@ from router.learning.adapters import Adapters
 from router.learning.sessions import COINCIDENCE_BLOCKS, Session, Sessions
 from router.learning.shares import CacheShares
 from router.load import BookingLedger, ReplicaLoad
-from router.pricing.cost import DECODE_TOKENS, DUPLICATE_WEIGHT, cost, delay, discounted, starting
+from router.pricing.cost import DECODE_TOKENS, DUPLICATE_WEIGHT, FREE_SHARE, cost, delay, discounted, starting
 from router.pricing.replication import Rents
 from router.residency import HeldPrefix, PromptTokens, Residency
 from router.types import KEY_BYTES, Candidate, Cost, Decision, Prompt, Random
@@ -207,8 +207,8 @@ class Quotes:
         rate, others_s = load.rate.value, 0.0
         if uncached:
             others_s = delay(booked / rate, uncached / rate, load.return_rate(now, self._gap_s)) + after * uncached / rate
-        if self.longest:
-            others_s += load.busy(now) * load.rate.pool.conversation.value
+        if self.longest and (busy := load.busy(now) - FREE_SHARE) > 0:
+            others_s += busy * load.rate.pool.conversation.value
         full = cost(
             booked=booked,
             uncached=uncached,

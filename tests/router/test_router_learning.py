@@ -13,6 +13,7 @@ import pytest
 from router import Booking, Outcome, Prompt, Replica, Router, text_keys
 from router.index.paid import MAX_HOLDERS, MEMORY_SHARE, PaidPrefixes
 from router.load import BUSY_S
+from router.pricing.cost import FREE_SHARE
 from router.simulation.fleet import Cache, FleetSpec, RouterPlacement, ServedRequest, Simulation
 from router.simulation.generators import NoReuse
 from router.simulation.policies import SIMULATED
@@ -372,7 +373,7 @@ def test_a_conversation_begins_on_the_replica_that_has_worked_less() -> None:
     """Both replicas are idle, hold the head, and have answered as many requests; r1 has computed long ones."""
     router = router_with("r1", "r2")
     for turn in range(20):
-        for name, blocks in (("r1", 4000), ("r2", 4)):
+        for name, blocks in (("r1", 40_000), ("r2", 4)):
             booking = router.choose(numbered(turn, blocks), [name], 10.0 * turn)
             booking.first_token(10.0 * turn)
             booking.close(OK, 10.0 * turn)
@@ -380,8 +381,8 @@ def test_a_conversation_begins_on_the_replica_that_has_worked_less() -> None:
         served(router, prompt_of(b"h" * 100), 200.0, name=name)
     begins, cold = prompt_of(b"h" * 100 + b"new"), numbered(99, 100)
     costs = {one.replica: one.cost for one in router.rank(begins, BOTH, 200.0)[1]}
-    mean_s, busy = 20 * 0.5 / 42, 0.5 * sum(0.5 ** (turn / 12 / math.log(2)) for turn in range(1, 21)) / BUSY_S
-    assert costs["r1"].others_s - costs["r2"].others_s == pytest.approx(mean_s * busy, rel=0.3)
+    mean_s, busy = 20 * 5.0 / 42, 5.0 * sum(math.exp(-turn / 12) for turn in range(1, 21)) / BUSY_S
+    assert costs["r1"].others_s - costs["r2"].others_s == pytest.approx(mean_s * (busy - FREE_SHARE), rel=0.3)
     assert Counter(router.rank(begins, BOTH, 200.0)[0].best.replica for _ in range(20)) == {"r2": 20}
     costs = {one.replica: one.cost for one in router.rank(cold, BOTH, 200.0)[1]}
     assert costs["r1"].others_s == pytest.approx(costs["r2"].others_s, rel=1e-3), "it shares nothing with any conversation"
