@@ -5,7 +5,7 @@ and `router.follower` keep several routers in step. Everything else is private t
 """
 
 from router.booking import Booking
-from router.index.blocks import seed, text_keys, token_keys
+from router.index.blocks import seed, text_keys, token_bytes, token_keys
 from router.leading import MAX_S as MAX_LEAD_S
 from router.leading import Lead
 from router.learning.promises import HELD
@@ -33,5 +33,6 @@ __all__ = [
     "seed",
     "session_key",
     "text_keys",
+    "token_bytes",
     "token_keys",
 ]

@@ -8,8 +8,6 @@ KEPT_BYTES of token ids.
 from __future__ import annotations
 
 import asyncio
-import sys
-from array import array
 from collections import Counter, OrderedDict
 from typing import Final
 
@@ -18,6 +16,7 @@ import xxhash
 
 from gateway.errors import GatewayError, ReplicaFailure
 from gateway.upstream.client import ReplicaCall, UpstreamClient
+from router import token_bytes
 from router.types import KEY_BYTES, BlockKeys
 
 TIMEOUT_S: Final = 10.0
@@ -141,17 +140,9 @@ class EngineTokenizer:
 def _ids(raw: bytes) -> bytes | None:
     """The token ids of an answer, 4 bytes each; None if it has none."""
     try:
-        return packed(_decode(raw).tokens)
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+        return token_bytes(_decode(raw).tokens)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-
-
-def packed(ids: list[int]) -> bytes:
-    """Token ids, 4 bytes each. Raises OverflowError."""
-    found = array("I", ids)
-    if sys.byteorder == "big":
-        found.byteswap()
-    return found.tobytes()
 
 
 def digest_of(model: str, body: bytes) -> int:

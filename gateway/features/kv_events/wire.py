@@ -7,12 +7,12 @@ integers, signed or not, or bytes, of which the low 64 bits count. An event that
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
+
+from router import token_bytes
 
 GPU, HOST, DISK = 0, 1, 2
 TIERS: Final = ("gpu", "cpu", "disk")
@@ -133,10 +133,7 @@ def _stored(fields: Mapping[str, Any]) -> BlocksStored | None:
         size = fields["block_size"]
         if type(size) is not int or not 0 < size <= MAX_BLOCK or len(tokens) != len(hashes) * size:
             return None  # a part of a block, or sparse blocks
-        packed = array("I", tokens)
-        if sys.byteorder == "big":
-            packed.byteswap()
-        data = packed.tobytes()
+        data = token_bytes(tokens)
         name = fields.get("lora_name")
         if isinstance(name, dict):  # SGLang, July to September 2026
             salt = _text(name.get("cache_salt"))
