@@ -44,8 +44,7 @@ class KeptTokens:
     canonical prompt. All operations O(1), except `prefix`.
     """
 
-    def __init__(self, most_bytes: int = KEPT_BYTES) -> None:
-        self._most = most_bytes
+    def __init__(self) -> None:
         self._bytes = 0
         self._kept: OrderedDict[int, tuple[bytes, bytes]] = OrderedDict()  # (ids, last key)
         self._ends: dict[bytes, int] = {}
@@ -59,14 +58,14 @@ class KeptTokens:
 
     def put(self, digest: int, data: bytes, keys: BlockKeys) -> None:
         """Keep the ids of a prompt with these block keys."""
-        if digest in self._kept or len(data) > self._most // 4:
+        if digest in self._kept or len(data) > KEPT_BYTES // 4:
             return
         end = keys[-KEY_BYTES:]
         self._kept[digest] = data, end
         if end:
             self._ends[end] = digest
         self._bytes += len(data)
-        while self._bytes > self._most:
+        while self._bytes > KEPT_BYTES:
             old, (gone, last) = self._kept.popitem(last=False)
             self._bytes -= len(gone)
             if self._ends.get(last) == old:

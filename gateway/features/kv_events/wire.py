@@ -64,7 +64,6 @@ CacheEvent = BlocksStored | BlocksRemoved | CacheCleared
 class CacheEventBatch(NamedTuple):
     """The events of one step of an engine. dropped: number of events that were not understood, or do not count."""
 
-    rank: int
     events: list[CacheEvent]
     dropped: int
 
@@ -83,9 +82,9 @@ def read(payload: bytes) -> CacheEventBatch:
     except (msgspec.DecodeError, ValueError, RecursionError, OverflowError) as error:
         raise WireError(str(error)) from error
     if isinstance(body, dict):
-        found, rank = body.get("events"), body.get("data_parallel_rank")
+        found = body.get("events")
     elif isinstance(body, list) and len(body) >= 2:
-        found, rank = body[1], body[2] if len(body) > 2 else None
+        found = body[1]
     else:
         raise WireError("not a batch of events")
     if not isinstance(found, list):
@@ -100,7 +99,7 @@ def read(payload: bytes) -> CacheEventBatch:
             dropped += 1
         else:
             events.append(event)
-    return CacheEventBatch(rank if type(rank) is int and rank >= 0 else 0, events, dropped)
+    return CacheEventBatch(events, dropped)
 
 
 def _event(raw: object) -> CacheEvent | None:
