@@ -7,5 +7,4 @@ from typing import Final
 from gateway.features.declaring import Feature
 from gateway.features.waking.section import WAKE
 
-
 FEATURE: Final = Feature(wanted=WAKE.of, section=WAKE)
