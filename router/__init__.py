@@ -1,7 +1,7 @@
 """The decision core: which replica answers a prompt soonest. Pure: no I/O; time and randomness are arguments.
 
-This is the whole public surface for routing. `router.simulation` replays workloads; `router.events`, `router.replication_log`
-and `router.follower` keep several routers in step. Everything else is private to the package.
+These names are what a gateway needs to route a request. `router.simulation` replays workloads; `router.events`,
+`router.replication_log` and `router.follower` keep several routers in step; `router.residency` takes in what engines report.
 """
 
 from router.booking import Booking
