@@ -64,7 +64,7 @@ def test_the_load_time_is_learned() -> None:
 @given(st.lists(st.tuples(st.integers(1, 40), st.floats(-1e6, 1e6)), max_size=200))
 def test_it_is_bounded(seen: list[tuple[int, float]]) -> None:
     load = LoadTime()
-    for client, seconds in seen:
+    for client, seconds in [*((number, 0.3) for number in range(2 * MAX_CLIENTS)), *seen]:
         load.learn(client, seconds)
         assert LEAST <= load.value <= MOST
         assert len(load._clients) <= MAX_CLIENTS
