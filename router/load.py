@@ -329,7 +329,7 @@ class Lease:
 
     def begin_turn(self, now: float) -> None:
         """It leaves the line of its replica, and is sent."""
-        if not self.closed and self.lead is not None:
+        if self.lead is not None:
             load = self.load
             load.line.pop(self, None)
             self.release(now)

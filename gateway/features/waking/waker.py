@@ -89,7 +89,7 @@ class Waker:
 
 
 def _can_be_woken(state: ReplicaState) -> bool:
-    return state.up and state.facts.asleep and state.facts.restorable and not state.draining and not state.leaving
+    return state.up and state.facts.asleep and state.facts.restorable and not state.draining
 
 
 def _is_full(pool: Pool) -> bool:
