@@ -1,11 +1,11 @@
 """The decision core: which replica answers a prompt soonest. Pure: no I/O; time and randomness are arguments.
 
-This is the whole public surface for routing. `router.simulation` replays workloads; `router.events`, `router.replication_log`
-and `router.follower` keep several routers in step. Everything else is private to the package.
+These names are what a gateway needs to route a request. `router.simulation` replays workloads; `router.events`,
+`router.replication_log` and `router.follower` keep several routers in step; `router.residency` takes in what engines report.
 """
 
 from router.booking import Booking
-from router.index.blocks import seed, text_keys, token_keys
+from router.index.blocks import seed, text_keys, token_bytes, token_keys
 from router.leading import MAX_S as MAX_LEAD_S
 from router.leading import Lead
 from router.learning.promises import HELD
@@ -33,5 +33,6 @@ __all__ = [
     "seed",
     "session_key",
     "text_keys",
+    "token_bytes",
     "token_keys",
 ]

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from router.learning.foreign import ForeignLoad
 from router.learning.learned import Median
@@ -30,10 +31,10 @@ from router.learning.rates import PrefillRate, PrefillRates
 from router.learning.serial import SerialPrefill
 from router.types import KEY_BYTES, BlockKeys
 
-AGEING = 0.1  # seconds of prefill by which a request of the line goes sooner for each second that it has waited
-TOGETHER_S = 0.1  # prompts of the line that take less are sent together
-BUSY_S = 120.0  # time constant of a replica's share of busy time
-TURN_GAP_S = 15.0, 1.0, 300.0  # from an answer to the next turn: initial value, minimum, maximum
+AGEING: Final = 0.1  # seconds of prefill by which a request of the line goes sooner for each second that it has waited
+TOGETHER_S: Final = 0.1  # prompts of the line that take less are sent together
+BUSY_S: Final = 120.0  # time constant of a replica's share of busy time
+TURN_GAP_S: Final = 15.0, 1.0, 300.0  # from an answer to the next turn: initial value, minimum, maximum
 
 
 @dataclass(slots=True)
@@ -313,7 +314,7 @@ class Lease:
             return
         self.load.computed_at = now
         if self.ahead is not None and self.ahead.lead is None and not self.ahead.remote and self.ahead.sent < self.sent:
-            self.load.serial.learn(self.uncached_tokens, 0.0, self.load.rate.value)  # a later prompt was computed before it
+            self.load.serial.learn(self.uncached_tokens, 0.0, self.load.rate.value)  # it was computed before an earlier one
         if not self.silent:
             seconds = now - max(self.sent, self.load.turn_ended)
             if self.behind_foreign:
@@ -355,7 +356,7 @@ class Lease:
 
     def begin_turn(self, now: float) -> None:
         """It leaves the line of its replica, and is sent."""
-        if not self.closed and self.lead is not None:
+        if self.lead is not None:
             load = self.load
             load.line.pop(self, None)
             self.release(now)

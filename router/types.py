@@ -36,9 +36,9 @@ class Prompt:
     client: a hash that identifies the client, as far as the gateway can distinguish clients. origin: likewise, by properties
     that a client cannot make up, for evidence about replicas. breakpoints: (blocks, seconds)
     each: the client wants the prompt cached up to there, for so long; 0 seconds: it may have wanted that in an earlier prompt
-    (`learning/promises.py`). images: number of images, whose tokens are a guess. These four are set by the creator of the
-    prompt. tokens: its token ids, if they are known (`residency.py`). adapter: the name of the adapter that computes it, or ""
-    (`learning/adapters.py`). sequences: that an engine runs for it, MOST_SEQUENCES at most.
+    (`learning/promises.py`). images: number of images, whose tokens are a guess. tokens: its token ids, if they are known
+    (`residency.py`). adapter: the name of the adapter that computes it, or "" (`learning/adapters.py`). sequences: that an
+    engine runs for it, MOST_SEQUENCES at most. What the constructor does not take is set by the creator of the prompt.
     """
 
     __slots__ = (

@@ -334,7 +334,7 @@ class Fleet:
             self._prober.failed(state, failure)
 
     def doubt(self, name: str) -> None:
-        """Another process has seen a failure of this replica."""
+        """The replica may have changed, or have failed, as another process has seen: probe it soon."""
         if state := self._by_name.get(name):
             self._prober.doubt(state)
 

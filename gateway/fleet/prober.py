@@ -171,7 +171,7 @@ class Prober:
             self._router.failing(state.name)
 
     def doubt(self, state: ReplicaState) -> None:
-        """Another process has seen a failure of this replica."""
+        """See `Fleet.doubt`. A replica that is down is probed at its time."""
         if state.up:
             self._probe_soon(state)
 

@@ -18,9 +18,9 @@ from typing import Final
 
 import xxhash
 
+from router.residency import ID_BYTES
 from router.types import KEY_BYTES, BlockKeys
 
-TOKEN_BYTES: Final = 4  # a token id is hashed as an unsigned 32-bit little-endian integer
 KEPT_SEEDS: Final = 1024
 KEPT_CHARS: Final = 256
 
@@ -57,15 +57,20 @@ def text_keys(data: bytes, block_bytes: int, seed: int) -> BlockKeys:
     return b"".join(keys)
 
 
-def token_keys(ids: Iterable[int], block_tokens: int, seed: int) -> BlockKeys:
-    """Keys of the full blocks of a token-id prompt. Raises ValueError for an id that is not in 0 .. 2^32-1."""
+def token_bytes(ids: Iterable[int]) -> bytes:
+    """Token ids, ID_BYTES each. Raises ValueError for an id that is not in 0 .. 2^32-1."""
     try:
         packed = array("I", ids)
     except (OverflowError, TypeError) as error:
         raise ValueError("token ids are integers between 0 and 4294967295") from error
     if sys.byteorder == "big":
         packed.byteswap()
-    return text_keys(packed.tobytes(), block_tokens * TOKEN_BYTES, seed)
+    return packed.tobytes()
+
+
+def token_keys(ids: Iterable[int], block_tokens: int, seed: int) -> BlockKeys:
+    """Keys of the full blocks of a token-id prompt. Raises ValueError as `token_bytes`."""
+    return text_keys(token_bytes(ids), block_tokens * ID_BYTES, seed)
 
 
 def shared_blocks(left: BlockKeys, right: BlockKeys) -> int:

@@ -42,10 +42,6 @@ class SerialPrefill:
         else:
             self._tokens = min(2 * PROOF_TOKENS, self._tokens + counted)
 
-    def overtaken(self) -> None:
-        """A later prompt got its first token before an earlier one."""
-        self._tokens = -PROOF_TOKENS
-
     def forget(self) -> None:
         """The replica was restarted, maybe with other options."""
         self._tokens = 0.0

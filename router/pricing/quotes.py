@@ -97,9 +97,13 @@ class Quotes:
             self.matched = shares.believed(self.sent)
         if ledger.lines:
             self._follow_lines()
-        self._holder, self.longest = _longest(self.matched, replicas) if self.matched else ("", 0)
+        self._find_longest()
+
+    def _find_longest(self) -> None:
+        """The longest match, from `matched`. O(replicas)."""
+        self._holder, self.longest = _longest(self.matched, self.replicas) if self.matched else ("", 0)
         end = self.longest * KEY_BYTES
-        self.shared_prefix = prompt.keys[end - KEY_BYTES : end] if end else b""
+        self.shared_prefix = self.prompt.keys[end - KEY_BYTES : end] if end else b""
         self.least = self.total - self.tokens(self.longest)
 
     def know(self, residency: Residency, tokens: PromptTokens) -> None:
@@ -125,10 +129,7 @@ class Quotes:
         if not known:
             return
         self._known = known
-        self._holder, self.longest = _longest(self.matched, self.replicas)
-        end = self.longest * KEY_BYTES
-        self.shared_prefix = prompt.keys[end - KEY_BYTES : end] if end else b""
-        self.least = self.total - self.tokens(self.longest)
+        self._find_longest()
         for held in known.values():
             self.least = min(self.least, self.total - held.saved)
 

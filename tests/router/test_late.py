@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router import MAX_LEAD_S, Booking, Outcome, Prompt, Replica, Router
+from router.late import MOST_WAITING
 from router.learning.serial import EXPLORE, PROOF_TOKENS, SerialPrefill
 from router.load import AGEING
 from tests.support.strategies import keys_of
@@ -97,7 +98,9 @@ def test_short_prompts_go_together() -> None:
     assert called(*tiny).count(True) == 4  # 0.03 s each, until they take a tenth of a second
 
 
-@pytest.mark.parametrize("why", ["a plain answer", "a short wait", "another gateway", "load of others", "an idle replica"])
+@pytest.mark.parametrize(
+    "why", ["a plain answer", "a short wait", "another gateway", "load of others", "an idle replica", "a long line"]
+)
 def test_nobody_waits_where_something_would_be_lost(why: str) -> None:
     router, blocks = router_of(), 30
     ledger = router.ledger
@@ -109,6 +112,8 @@ def test_nobody_waits_where_something_would_be_lost(why: str) -> None:
         router.reported("r1", 3, 9, 0, 0.0)
     if why != "an idle replica":
         send(router, "a", blocks, silent=why == "a plain answer")
+    while why == "a long line" and len(ledger.loads["r1"].line) < MOST_WAITING:
+        send(router, "c", 50)
     assert send(router, "b", 50).lead is None
 
 
@@ -278,4 +283,6 @@ def test_a_prompt_in_line_is_matched_also_behind_a_plain_request_that_was_sent()
     assert (later.lease.replica, later.matched_blocks) == ("r1", 40)
     for booking in (running, plain, first, later):
         finish(booking, 30.0)
+    router.rank(later.prompt, NAMES, 30.0)
+    assert not router.ledger.lines
     router.check()

@@ -65,10 +65,9 @@ def batch_size(members: Members) -> int:
 
 def bootstrap_body(members: Members, host: str, port: int, rooms: int | Sequence[int]) -> bytes:
     """The body of both legs (SGLang). rooms: one for each prompt of a batch."""
-    several = not isinstance(rooms, int)
     values: Mapping[str, Any] = {
-        "bootstrap_host": [host] * len(rooms) if several and not isinstance(rooms, int) else host,
-        "bootstrap_port": [port] * len(rooms) if several and not isinstance(rooms, int) else port,
+        "bootstrap_host": host if isinstance(rooms, int) else [host] * len(rooms),
+        "bootstrap_port": port if isinstance(rooms, int) else [port] * len(rooms),
         "bootstrap_room": rooms,
     }
     edits = members.put_all({name: orjson.dumps(value) for name, value in values.items()})

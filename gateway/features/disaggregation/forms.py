@@ -194,7 +194,7 @@ class BootstrapForm(DecoderForm):
         exchange.charge_copy(call.body)
         try:
             while True:
-                answer = await self._both(exchange, replica, leg, call.with_body(self._body(exchange, leg, members)), sender)
+                answer = await self._both(exchange, replica, leg, call.with_body(self._body(leg, members)), sender)
                 if isinstance(answer, ReplicaAnswer):
                     answered = answer.status < 500
                     prefilling.count(exchange, REMOTE)
@@ -210,7 +210,7 @@ class BootstrapForm(DecoderForm):
         finally:
             leg.judge(answered=answered)
 
-    def _body(self, exchange: Exchange, leg: Leg, members: Members) -> bytes:
+    def _body(self, leg: Leg, members: Members) -> bytes:
         host = host_and_port(leg.state.url)[0]
         host = f"[{host}]" if ":" in host else host
         prompts = batch_size(members)

@@ -27,7 +27,7 @@ from typing import Final
 import xxhash
 
 from gateway.features.kv_events.prompt_tokens import KnownTokens
-from gateway.features.kv_events.wire import GPU, HOST, TIERS, BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
+from gateway.features.kv_events.wire import DISK, GPU, HOST, TIERS, BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
 from router import seed, text_keys
 from router.residency import ID_BYTES, HeldPrefix
 from router.types import KEY_BYTES
@@ -157,7 +157,7 @@ class Holdings:
             return HeldPrefix(0, 0, certain=self.complete)
         gpu = min((layer.run(tokens.keys(layer.size, root)) * layer.size for layer in fast if layer.size), default=0)
         keys = tokens.keys(size, root)
-        first, host, disk = (fast[0] if fast else None), layers.get((HOST, 0)), layers.get((HOST + 1, 0))
+        first, host, disk = (fast[0] if fast else None), layers.get((HOST, 0)), layers.get((DISK, 0))
         loaded = gpu + (host.run(keys, gpu // size, faster=first) * size if host is not None else 0)
         fetched = loaded + (disk.run(keys, loaded // size, faster=host) * size if disk is not None else 0)
         most = len(keys) * size

@@ -18,12 +18,13 @@ from gateway.features.kv_events.metrics import KvEventMetrics
 from gateway.features.kv_events.prompt_tokens import KnownTokens
 from gateway.features.kv_events.residency import EngineResidency
 from gateway.features.kv_events.section import KV_EVENTS
-from gateway.features.kv_events.tokenizing import MAX_BODY, EngineTokenizer, KeptTokens, digest_of, packed
+from gateway.features.kv_events.tokenizing import MAX_BODY, EngineTokenizer, KeptTokens, digest_of
 from gateway.fleet.directory import Target
 from gateway.fleet.state import ReplicaState
 from gateway.request.exchange import Exchange
 from gateway.request.phases.scopes import prompt_of
 from gateway.request.slots import Slot
+from router import token_bytes
 from router.residency import ID_BYTES
 from router.types import BlockKeys
 
@@ -59,7 +60,7 @@ class PromptReader:
         known = [state for name, state in target.replicas.items() if name in self._residency.replicas]
         if not known:
             return
-        sent = packed(api.prompt) if isinstance(api.prompt, list) else None
+        sent = token_bytes(api.prompt) if isinstance(api.prompt, list) else None
         prompt = prompt_of(self._core.live, api, exchange.caller, target.label, exchange.request.lease.account.client)
         if not prompt.keys or api.made is None:
             return

@@ -16,7 +16,7 @@ SLOW_TIERS_S: Final = 3600.0  # blocks in slower memory are believed for so long
 
 class Source(NamedTuple):
     """A publisher of events. replica: its name. rank: of the data-parallel ranks of the replica. replay: its replay endpoint,
-    "" without one. topic: of its messages.
+    "" without one. topic: of its messages. salted: its engine separates prefixes by cache salts.
     """
 
     replica: str
@@ -28,8 +28,8 @@ class Source(NamedTuple):
 
 
 class EventStream:
-    """One followed publisher, in the thread that receives (see the module). ask: requests a replay from a number on. lost:
-    called when its engine has lost its cache.
+    """One followed publisher. Only the receiver's thread changes it (`receiver.py`). ask: requests a replay from a number on.
+    lost: called when its engine has lost its cache.
 
     messages, blocks, dropped, refused: received messages, stored and removed blocks in them, events that do not count, and
     messages that are no batches, so far. full: it has stored more than there is room for.

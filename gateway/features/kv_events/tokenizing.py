@@ -8,8 +8,6 @@ KEPT_BYTES of token ids.
 from __future__ import annotations
 
 import asyncio
-import sys
-from array import array
 from collections import Counter, OrderedDict
 from typing import Final
 
@@ -18,6 +16,7 @@ import xxhash
 
 from gateway.errors import GatewayError, ReplicaFailure
 from gateway.upstream.client import ReplicaCall, UpstreamClient
+from router import token_bytes
 from router.types import KEY_BYTES, BlockKeys
 
 TIMEOUT_S: Final = 10.0
@@ -45,8 +44,7 @@ class KeptTokens:
     canonical prompt. All operations O(1), except `prefix`.
     """
 
-    def __init__(self, most_bytes: int = KEPT_BYTES) -> None:
-        self._most = most_bytes
+    def __init__(self) -> None:
         self._bytes = 0
         self._kept: OrderedDict[int, tuple[bytes, bytes]] = OrderedDict()  # (ids, last key)
         self._ends: dict[bytes, int] = {}
@@ -60,14 +58,14 @@ class KeptTokens:
 
     def put(self, digest: int, data: bytes, keys: BlockKeys) -> None:
         """Keep the ids of a prompt with these block keys."""
-        if digest in self._kept or len(data) > self._most // 4:
+        if digest in self._kept or len(data) > KEPT_BYTES // 4:
             return
         end = keys[-KEY_BYTES:]
         self._kept[digest] = data, end
         if end:
             self._ends[end] = digest
         self._bytes += len(data)
-        while self._bytes > self._most:
+        while self._bytes > KEPT_BYTES:
             old, (gone, last) = self._kept.popitem(last=False)
             self._bytes -= len(gone)
             if self._ends.get(last) == old:
@@ -141,17 +139,9 @@ class EngineTokenizer:
 def _ids(raw: bytes) -> bytes | None:
     """The token ids of an answer, 4 bytes each; None if it has none."""
     try:
-        return packed(_decode(raw).tokens)
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+        return token_bytes(_decode(raw).tokens)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-
-
-def packed(ids: list[int]) -> bytes:
-    """Token ids, 4 bytes each. Raises OverflowError."""
-    found = array("I", ids)
-    if sys.byteorder == "big":
-        found.byteswap()
-    return found.tobytes()
 
 
 def digest_of(model: str, body: bytes) -> int:

@@ -7,12 +7,12 @@ integers, signed or not, or bytes, of which the low 64 bits count. An event that
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
+
+from router import token_bytes
 
 GPU, HOST, DISK = 0, 1, 2
 TIERS: Final = ("gpu", "cpu", "disk")
@@ -64,7 +64,6 @@ CacheEvent = BlocksStored | BlocksRemoved | CacheCleared
 class CacheEventBatch(NamedTuple):
     """The events of one step of an engine. dropped: number of events that were not understood, or do not count."""
 
-    rank: int
     events: list[CacheEvent]
     dropped: int
 
@@ -83,9 +82,9 @@ def read(payload: bytes) -> CacheEventBatch:
     except (msgspec.DecodeError, ValueError, RecursionError, OverflowError) as error:
         raise WireError(str(error)) from error
     if isinstance(body, dict):
-        found, rank = body.get("events"), body.get("data_parallel_rank")
+        found = body.get("events")
     elif isinstance(body, list) and len(body) >= 2:
-        found, rank = body[1], body[2] if len(body) > 2 else None
+        found = body[1]
     else:
         raise WireError("not a batch of events")
     if not isinstance(found, list):
@@ -100,7 +99,7 @@ def read(payload: bytes) -> CacheEventBatch:
             dropped += 1
         else:
             events.append(event)
-    return CacheEventBatch(rank if type(rank) is int and rank >= 0 else 0, events, dropped)
+    return CacheEventBatch(events, dropped)
 
 
 def _event(raw: object) -> CacheEvent | None:
@@ -133,10 +132,7 @@ def _stored(fields: Mapping[str, Any]) -> BlocksStored | None:
         size = fields["block_size"]
         if type(size) is not int or not 0 < size <= MAX_BLOCK or len(tokens) != len(hashes) * size:
             return None  # a part of a block, or sparse blocks
-        packed = array("I", tokens)
-        if sys.byteorder == "big":
-            packed.byteswap()
-        data = packed.tobytes()
+        data = token_bytes(tokens)
         name = fields.get("lora_name")
         if isinstance(name, dict):  # SGLang, July to September 2026
             salt = _text(name.get("cache_salt"))

@@ -64,9 +64,10 @@ def test_the_load_time_is_learned() -> None:
 @given(st.lists(st.tuples(st.integers(1, 40), st.floats(-1e6, 1e6)), max_size=200))
 def test_it_is_bounded(seen: list[tuple[int, float]]) -> None:
     load = LoadTime()
-    for client, seconds in seen:
+    for client, seconds in [*((number, 0.3) for number in range(2 * MAX_CLIENTS)), *seen]:
         load.learn(client, seconds)
         assert LEAST <= load.value <= MOST
+        assert len(load._clients) <= MAX_CLIENTS
 
 
 @pytest.mark.parametrize("lie", [-100.0, 100.0])
@@ -79,4 +80,3 @@ def test_one_client_of_three_does_not_move_it(lie: float) -> None:
     for _ in range(1000):
         load.learn(3, lie)
     assert load.value == pytest.approx(before, rel=0.25)
-    assert MAX_CLIENTS > 3

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from router import Outcome, Prompt, Replica, Router
 from router.learning.foreign import MOST_RUNNING, MOST_TOKENS, STALE_S, TOKENS, WATCH_S, ForeignLoad
+from router.pricing.cost import DECODE_TOKENS
 
 RATE = 10_000.0
 COLD = Prompt(b"", 1000, 100, "")
@@ -35,6 +36,7 @@ def test_requests_of_others_are_a_queue() -> None:
     router = router_of()
     router.reported("r1", 2, 10, 0, 0.0)
     assert queues(router, 0.0) == [pytest.approx(10 * TOKENS / RATE), 0.0]
+    assert router.rank(COLD, ["r1"], 0.0)[0].best.cost.decode_s == pytest.approx(2 * DECODE_TOKENS / RATE)
     assert {router.choose(COLD, NAMES, 0.0).lease.replica for _ in range(10)} == {"r2"}
     router.check()
 
@@ -67,6 +69,18 @@ def test_a_stale_figure_fades() -> None:
     assert found[0] == max(found)
     assert found[3] < found[0] / 2
     assert found[-1] == 0.0
+
+
+def test_what_waits_is_used_up_by_what_the_engine_computes_beside_our_own_work() -> None:
+    router = router_of()
+    own = router.choose(COLD, ["r1"], 0.0)
+    router.reported("r1", 0, 11, 1, 0.0)
+    load = router.ledger.loads["r1"].foreign
+    assert load is not None
+    before = load.waiting(0.5, RATE)
+    own.first_token(0.5)
+    assert load.waiting(0.5, RATE) - before == pytest.approx(COLD.units / TOKENS, rel=0.1)
+    assert load.waiting(8 * STALE_S, RATE) == 0.0, "less than FEW"
 
 
 def test_between_reports_a_load_is_expected_to_be_as_on_average() -> None:

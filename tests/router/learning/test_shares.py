@@ -37,7 +37,7 @@ class Engine:
         return held
 
 
-def converse(routed: Router, engine: Engine, conversations: int, turns: int, clients: int = 3) -> tuple[list[int], int, int]:
+def converse(routed: Router, engine: Engine, conversations: int, turns: int, clients: int = 3) -> tuple[int, int, int]:
     """(tokens predicted, tokens found) in the second half of the turns, and the inferred losses of the cache."""
     losses, predicted, found, now = 0, 0, 0, 1.0
     for turn in range(1, turns + 1):
@@ -55,14 +55,14 @@ def converse(routed: Router, engine: Engine, conversations: int, turns: int, cli
                 found += min(cached, tokens)
             losses += booking.close(Outcome(True, tokens, min(cached, tokens)), now + 0.2)
             routed.check()
-    return [predicted], found, losses
+    return predicted, found, losses
 
 
 @pytest.mark.parametrize("caches", [2, 4, 8])
 def test_with_a_known_number_of_caches_the_prediction_is_what_is_found(caches: int) -> None:
     routed = router()
     routed.add(Replica("r", caches=caches))
-    (predicted,), found, losses = converse(routed, Engine(caches, random.Random(2)), 12, 16)
+    predicted, found, losses = converse(routed, Engine(caches, random.Random(2)), 12, 16)
     assert losses == 0
     assert 0.7 < predicted / found < 1.4
 
@@ -71,7 +71,7 @@ def test_with_a_known_number_of_caches_the_prediction_is_what_is_found(caches: i
 def test_hidden_caches_are_found_by_losses_that_were_none(caches: int) -> None:
     routed = router()
     routed.add(Replica("r", 10_000_000))
-    (predicted,), found, losses = converse(routed, Engine(caches, random.Random(3)), 12, 24)
+    predicted, found, losses = converse(routed, Engine(caches, random.Random(3)), 12, 24)
     assert 1 < losses < 6, "it ends"
     assert 0.6 < predicted / found < 1.5
 
@@ -79,7 +79,7 @@ def test_hidden_caches_are_found_by_losses_that_were_none(caches: int) -> None:
 def test_a_replica_with_one_cache_has_no_share() -> None:
     routed = router()
     routed.add(Replica("r", 10_000_000))
-    (predicted,), found, losses = converse(routed, Engine(1, random.Random(4)), 12, 12)
+    predicted, found, losses = converse(routed, Engine(1, random.Random(4)), 12, 12)
     assert losses == 0
     assert 0.9 < predicted / found < 1.1
     assert not routed._shares

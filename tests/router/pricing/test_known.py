@@ -75,6 +75,14 @@ def test_prompts_in_flight_are_matched_before_their_events() -> None:
     assert second.chosen.matched_tokens > 800
 
 
+def test_a_prompt_that_moves_is_not_matched_by_itself() -> None:
+    none = HeldPrefix(0, 0, certain=True)
+    made = router({"a": none, "b": none})
+    booking = made.choose(prompt(), ["a", "b"], 0.0)
+    booking.move(["a", "b"], 0.1)
+    assert booking.chosen.matched_tokens == 0
+
+
 def test_slower_memory_is_priced_between_hit_and_miss() -> None:
     reports = {
         "a": HeldPrefix(800, 640, certain=True),

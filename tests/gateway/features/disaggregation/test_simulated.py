@@ -166,7 +166,6 @@ async def test_clients_that_leave_hold_nothing(wire: Wire) -> None:
 
 
 async def test_conversations_stay_at_their_prefiller() -> None:
-    """Eight conversations of three turns with long turns: beside one pool of the same replicas, no prompt is computed twice."""
     async with pool("vllm", prefill=2, decode=2) as (run, _, _):
         for conversation in range(8):
             messages: list[dict[str, Any]] = []

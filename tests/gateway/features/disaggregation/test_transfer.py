@@ -60,14 +60,6 @@ async def test_a_prefiller_gets_the_priority_and_its_rank_as_any_replica() -> No
     assert [request.json.get("priority") for request in decoder.requests] == [-5, -5]
 
 
-async def test_the_log_names_the_prefiller(request_lines: Lines) -> None:
-    prefiller, decoder = replica(prefills()), replica(answers(prompt=1504))
-    async with split([prefiller], [decoder]) as run:
-        assert (await run.post(CHAT))[0] == 200
-        assert (await run.post({**CHAT, "n": 2, "temperature": 1}))[0] == 200
-    assert [line.get("prefiller") for line in request_lines() if line.get("replica") == "d0"][-2:] == ["p0", None]
-
-
 async def test_parameters_are_copied_as_they_were_written() -> None:
     text = '{"do_remote_prefill":true, "remote_block_ids": [[1,2 ]],"remote_engine_id":"\\u00e9","remote_request_id":"r",'
     text += '"remote_host":"h","remote_port":5600,"new_field":{"b":1e3,"a":[null]}}'
@@ -121,13 +113,14 @@ async def test_a_translated_request_has_both_legs() -> None:
         ({**CHAT, "n": 2, "temperature": 1}, "several"),
     ],
 )
-async def test_what_needs_no_prefiller_goes_to_the_decoder_alone(body: Any, way: str) -> None:
+async def test_what_needs_no_prefiller_goes_to_the_decoder_alone(body: Any, way: str, request_lines: Lines) -> None:
     prefiller, decoder = replica(prefills()), replica(answers())
     async with split([prefiller], [decoder]) as run:
         assert (await run.post(body))[0] == 200
         assert await ways(run) == {way: 1}
     assert not prefiller.requests
     assert decoder.requests[0].json == body
+    assert [line.get("prefiller") for line in request_lines() if line.get("replica") == "d0"] == [None]
 
 
 async def test_a_prompt_that_the_decoder_holds_skips_the_prefiller() -> None:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import pytest
 
 from gateway.features.kv_events.following import PublisherSet
+from gateway.features.kv_events.metrics import KvEventMetrics
 from gateway.features.kv_events.ordering import LIVE
 from replica.api.server import ServerConfig
 from replica.cache.kv_events import EventsConfig, KvEventPublisher
@@ -174,15 +176,39 @@ async def test_prompts_of_token_ids_need_no_tokenizer() -> None:
         assert (await run.metrics())['warmroute_kv_events_prompts_total{source="sent"}'] == 1
 
 
-async def test_without_time_for_tokens_history_decides() -> None:
+async def test_without_time_for_tokens_history_and_the_ids_of_earlier_turns_decide() -> None:
     async with engine() as left, engine() as right, fleet(left, right, wait_ms=0) as run:
+        metrics = run.gateway.metrics.of(KvEventMetrics)
         content = text("history")
         replica, predicted, _ = await ask(run, content)
         assert predicted == 0
+        await eventually(lambda: metrics.tokenize.values)
         await caught_up(run, left, right)
         again, predicted, reported = await ask(run, content + " more")
         assert again == replica
         assert 0 < predicted <= reported + BLOCK
+        await ask(run, content)
+        assert metrics.prompts.values == {("late",): 1, ("prefix",): 1, ("cache",): 1}
+
+
+@pytest.mark.parametrize("sign", ["its cache is lost", "another process"])
+async def test_a_replica_that_may_hold_other_blocks_is_followed_anew(sign: str) -> None:
+    async with engine() as only, fleet(only) as run:
+        await ask(run, text("before"))
+        await caught_up(run, only)
+        following = run.gateway[PublisherSet]
+        (state,), (stream,) = run.gateway.fleet.replicas, following.residency.replicas[only.name]
+        stream.holdings.clear(complete=False)  # what a replay from the beginning restores
+        if sign == "another process":
+            state.up_since = 1.0
+        else:
+            run.gateway.router.restarted(only.name)
+
+        def is_known() -> bool:
+            following.sweep(0.0)
+            return stream.holdings.complete and stream.holdings.blocks > 30
+
+        await eventually(is_known)
 
 
 async def test_metrics_and_the_operators_view() -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from gateway.features.kv_events.ordering import LIVE, QUIET_S, REPLAY_S, REST, RESTARTS, RESTARTS_S
 from gateway.features.kv_events.prompt_tokens import KnownTokens
-from gateway.features.kv_events.stream import EventStream, Source
+from gateway.features.kv_events.residency import EngineResidency
+from gateway.features.kv_events.stream import FULL_S, EventStream, Source
 from router.residency import HeldPrefix
 from tests.support.model_engine import SIZE, Form, ModelEngine, ModelPublisher
 
@@ -317,6 +318,42 @@ def test_a_part_of_a_prompt_is_certain_only_where_it_ends() -> None:
     assert begin == HeldPrefix(12, 12, certain=False), "it may hold more of the rest"
     other = stage.stream.holdings.held(known([*PROMPT[:8], 1, 2, 3, 4], whole=False))
     assert other == HeldPrefix(8, 8, certain=True)
+
+
+def test_blocks_of_an_adapter_are_of_its_prompts_only() -> None:
+    stage = Stage(engine(), kept=100)
+    stage.answer()
+    stage.engine.events.append({**stage.engine._stored([1], None, PROMPT[:SIZE], "GPU", 0, ""), "lora_name": "a"})
+    stage.step()
+    found = [stage.stream.holdings.held(KnownTokens(known(PROMPT).data, "pool", model, "", whole=True)) for model in ("a", "m")]
+    assert found == [HeldPrefix(SIZE, SIZE, certain=True), HeldPrefix(0, 0, certain=True)]
+
+
+def test_an_engine_with_too_many_blocks_is_followed_again_after_a_while() -> None:
+    stage = Stage(engine(), kept=100)
+    stage.answer()
+    stage.stream.overflow(stage.now)
+    stage.engine.compute(PROMPT)
+    stage.step()
+    assert stage.held(PROMPT) is None
+    stage.now += FULL_S + 1
+    stage.settle()
+    assert stage.held(PROMPT) == HeldPrefix(28, 28, certain=True)
+
+
+def test_nothing_is_certain_while_a_message_is_missing() -> None:
+    stage = Stage(engine(), kept=100)
+    stage.answer()
+    stage.engine.compute(PROMPT)
+    stage.step()
+    residency = EngineResidency(lambda _name: "pool", lambda: 0.0)
+    residency.renew({stage.stream.source: stage.stream})
+    assert residency.held(known(PROMPT), "r") == HeldPrefix(28, 28, certain=True)
+    stage.engine.clear()
+    stage.step(delivered=False)
+    stage.engine.compute([1, 2, 3, 4, 5])
+    stage.step()
+    assert residency.held(known(PROMPT), "r") == HeldPrefix(28, 28, certain=False)
 
 
 def test_an_unanswered_replay_ends_the_belief() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.features.waking.waker import PAUSE_S, Waker
 from tests.gateway.conftest import BODY, Running, eventually, running
-from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, http, models, status, writes
+from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, hangs, http, models, status, writes
 
 
 def page(*, level: int = 0, waiting: int = 0) -> Behaviour:
@@ -64,8 +64,7 @@ async def test_a_request_without_a_replica_wakes_one_and_is_answered_when_it_is_
         assert b'"id":"m"' in (await run.get("/v1/models"))[2]
         assert (await run.post(BODY))[0] == 503
         waker.sweep(1001.0)
-        await eventually(lambda: first.woken + second.woken == 1 and not waker._waking)
-        await look(run)
+        await eventually(lambda: any(state.live for state in run.gateway.fleet.replicas))  # it is probed at once
         assert (await run.post(BODY))[0] == 200
         assert first.woken + second.woken == 1
 
@@ -88,6 +87,20 @@ async def test_full_replicas_wake_one_after_the_other() -> None:
         await look(run)
         waker.sweep(1001.0 + PAUSE_S)
         await eventually(lambda: one.woken + two.woken == 2)
+
+
+async def test_a_queue_wakes_one() -> None:
+    busy = FakeReplica([hangs(asyncio.Event())], listing=models("m", owner="vllm"), pages={"/metrics": page()})
+    async with busy, Sleeper.made() as one:
+        pool = {"replicas": [busy.url, one.url], "max_inflight": 1}
+        async with running(pools=[pool], **WAKES) as run:
+            await look(run)
+            sending = [asyncio.ensure_future(run.post(BODY)) for _ in range(2)]
+            await eventually(lambda: run.gateway.fleet.pools[0].admission.waiting == 1)
+            run.gateway[Waker].sweep(1000.0)
+            await eventually(lambda: one.woken)
+            for each in sending:
+                each.cancel()
 
 
 async def test_an_engine_that_has_discarded_its_weights_or_drains_is_left_alone() -> None:
