@@ -18,10 +18,10 @@ little; a cold prompt of 100,000 tokens goes to the replica with the fewest expe
 in seconds, like this request's own waiting.
 
 The conversation of the request brings its later turns to r, too. busy_r: the share of the last minutes in which r has computed
-prompts, beyond FREE_SHARE: in a fleet with less work there is always an idle replica, and the term would only take the place of
-better reasons. conversation: the mean work of a whole conversation in r's pool (`learning/conversations.py`). So conversations that
-begin, or whose cache is lost or short, leave busy replicas before queues show it. A prompt without any match has no such term:
-mostly it is no conversation, and the price of evictions alone finds the oldest blocks of the fleet.
+prompts, beyond FREE_SHARE: in a fleet with less work there is always an idle replica, and the term would only take the place
+of better reasons. conversation: the mean work of a whole conversation in r's pool (`learning/conversations.py`). So
+conversations that begin, or whose cache is lost or short, leave busy replicas before queues show it. A prompt without any match
+has no such term: mostly it is no conversation, and the price of evictions alone finds the oldest blocks of the fleet.
 
 The third line is the price of cache space. duplicate_r: uncached tokens that another replica holds; a second copy leaves less
 room for other prefixes. evicted_r: tokens that r must evict to make room, each weighted by its probability of reuse
