@@ -47,6 +47,7 @@ NAMES: Final = [
     "prompt_log",
     "adoption",
     "kv_events",
+    "retention",
 ]
 """In the order of installation."""
 

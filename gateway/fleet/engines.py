@@ -66,6 +66,7 @@ class EngineProfile:
     inquiries: tuple[str, ...] = ()  # paths
     bounded: bool = True  # prefixes that leave the KV cache are lost; else its size is no bound
     salts: bool = False  # it separates prefixes by `cache_salt`
+    retains: bool = False  # it takes `cache_retention`
     prewarms: bool = False  # it accepts `max_tokens: 0`, and generates nothing
     lacks: frozenset[str] = frozenset()  # dialects that it is known not to speak; others are found out
     # Dialects whose answers lack fields that typed clients need: they are translated, unless the pool says otherwise.
@@ -407,6 +408,7 @@ OURS = replace(
     sleeps="",
     priority=0,
     prewarms=True,
+    retains=True,
     shares_inflight=None,  # all but the last chunk; with slots nothing
     silent="`warmroute replica` always reports them; does a proxy in between change its answers?",
     zero="Its cache may be too small for the requests: look at vllm:prefix_cache_hits_total.",

@@ -42,7 +42,7 @@
 {{- $config = include "warmroute.config" . | fromYaml -}}
 {{- end -}}
 {{- $fixed := pick $config "admin_listen" "ui" "workers" "state" "ledger" "keys" "prompt_log" "sharing" "snapshot" "log_level" "log_format" "kv_events" -}}
-{{- $routing := pick (default (dict) $config.routing) "block_bytes" "compare" -}}
+{{- $routing := pick (default (dict) $config.routing) "block_bytes" "compare" "retain" -}}
 {{- $tracing := pick (default (dict) $config.tracing) "endpoint" "service" -}}
 {{- $workflows := pick (default (dict) $config.workflows) "enabled" "directory" -}}
 {{- $limits := pick (default (dict) $config.limits) "adopt_s" -}}

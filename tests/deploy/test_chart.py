@@ -436,6 +436,7 @@ OTHER_VALUES: Mapping[str, Any] = {
     "log_format": "console",
     "routing.block_bytes": 512,
     "routing.compare": True,
+    "routing.retain": True,
     "workflows.enabled": False,
     "workflows.directory": "/etc/workflows",
     "kv_events": {"follow": True},

@@ -39,6 +39,7 @@ SECTIONS = {
     "ledger": {"ledger": {"url": "sqlite"}},
     "prompt_log": {"prompt_log": False},
     "responses": {"state": {"url": "sqlite"}},
+    "retention": {"routing": {"retain": True}},
     "savings": {"routing": {"compare": True}},
     "sharing": {"sharing": {"url": "redis://h"}},
     "snapshots": {"snapshot": {"file": "auto"}},
