@@ -99,7 +99,8 @@ class MessageOrder:
         """A message of a replay arrives."""
         if self.state not in (REPLAY, CHECK):
             return
-        self._at = now
+        if number > self.number or not self._verified:  # else it repeats itself
+            self._at = now
         if not self._verified:
             if number < self.number or (number == self.number and xxhash.xxh3_64_intdigest(payload) != self._digest):
                 self._restarted(now)

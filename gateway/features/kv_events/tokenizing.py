@@ -24,6 +24,7 @@ TIMEOUT_S: Final = 10.0
 RUNNING: Final = 4
 MAX_BODY: Final = 4 << 20
 KEPT_BYTES: Final = 64 << 20
+ENTRY_BYTES: Final = 400  # of a kept prompt, beside its ids
 UNABLE_S: Final = 600.0  # until a replica that does not tokenize is asked again
 _MOST_BYTES: Final = 32 << 20
 _LARGE: Final = 256 << 10  # bytes of an answer that are decoded in a thread
@@ -60,16 +61,16 @@ class KeptTokens:
 
     def put(self, digest: int, data: bytes, keys: BlockKeys) -> None:
         """Keep the ids of a prompt with these block keys."""
-        if digest in self._kept or len(data) > self._most // 4:
+        if digest in self._kept or not data or len(data) > self._most // 4:
             return
         end = keys[-KEY_BYTES:]
         self._kept[digest] = data, end
         if end:
             self._ends[end] = digest
-        self._bytes += len(data)
+        self._bytes += len(data) + ENTRY_BYTES
         while self._bytes > self._most:
             old, (gone, last) = self._kept.popitem(last=False)
-            self._bytes -= len(gone)
+            self._bytes -= len(gone) + ENTRY_BYTES
             if self._ends.get(last) == old:
                 del self._ends[last]
 

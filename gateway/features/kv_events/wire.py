@@ -19,6 +19,7 @@ TIERS: Final = ("gpu", "cpu", "disk")
 DENSE: Final = frozenset(["", "full_attention", "mla_attention", "sink_full_attention"])  # kinds of layers that read all tokens
 MAX_BLOCK: Final = 1 << 16  # tokens
 MAX_GROUP: Final = 64
+MAX_NAME: Final = 4096  # characters of an adapter or a salt
 _LOW: Final = (1 << 64) - 1
 _HOST_MEDIA: Final = ("cpu", "host")
 _STORED: Final = (
@@ -167,8 +168,8 @@ def _extras(keys: Sequence[Any], blocks: int, adapter: str, salt: str, *, first:
 def _adapter(fields: Mapping[str, Any]) -> str:
     name, number = fields.get("lora_name"), fields.get("lora_id")
     if isinstance(name, str) and name:
-        return name
-    return "" if number is None else f"\0{number}"  # of an engine that does not name it: equal to no name
+        return _text(name)
+    return "" if number is None else f"\0{number:d}"  # of an engine that does not name it: equal to no name
 
 
 def _hashes(raw: Sequence[Any]) -> list[int]:
@@ -184,6 +185,8 @@ def _hash(raw: Any) -> int:
 
 
 def _text(raw: object) -> str:
+    if isinstance(raw, str) and len(raw) > MAX_NAME:
+        raise ValueError("too long a name")
     return raw if isinstance(raw, str) else ""
 
 

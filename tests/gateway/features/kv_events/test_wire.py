@@ -127,6 +127,8 @@ def test_adapters_and_salts() -> None:
         stored(group_idx=-1),
         stored(group_idx=1 << 40),
         stored(extra_keys=[None, None]),
+        stored(lora_name="a" * 5000),
+        stored(lora_id=[1]),
         {"type": "BlockRemoved"},
         {"type": "BlockMoved", "block_hashes": [1]},
         ["LoadStat", 1, 2],
