@@ -99,21 +99,23 @@ class EngineTokenizer:
         """True if a question to this replica makes sense now."""
         return self._running[url] < RUNNING and now - self._unable.get(url, float("-inf")) > UNABLE_S
 
-    def ask(self, digest: int, url: str, body: bytes, now: float) -> asyncio.Task[bytes | None]:
-        """The running question for this body, or a new one. Its result: the ids, None: unknown."""
+    def ask(self, digest: int, url: str, body: bytes, now: float, *, listed: bool) -> asyncio.Task[bytes | None]:
+        """The running question for this body, or a new one. Its result: the ids, None: unknown. listed: the replica lists the
+        model, so that a refusal is not because of that.
+        """
         task = self._tasks.get(digest)
         if task is None:
-            task = self._tasks[digest] = asyncio.get_running_loop().create_task(self._ask(url, body, now))
+            task = self._tasks[digest] = asyncio.get_running_loop().create_task(self._ask(url, body, now, listed=listed))
             task.add_done_callback(lambda _task: self._tasks.pop(digest, None))
         return task
 
-    async def _ask(self, url: str, body: bytes, now: float) -> bytes | None:
+    async def _ask(self, url: str, body: bytes, now: float, *, listed: bool) -> bytes | None:
         self._running[url] += 1
         try:
             answer = await self._upstream.open(url, ReplicaCall("POST", "/tokenize", _HEADERS, body, probe=True), TIMEOUT_S)
             try:
                 if answer.status != 200:
-                    if answer.status in _REFUSALS:
+                    if answer.status in _REFUSALS and listed:
                         self._unable[url] = now
                     return None
                 raw = await answer.read(_MOST_BYTES)
