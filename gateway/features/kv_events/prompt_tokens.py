@@ -13,7 +13,7 @@ CHUNK: Final = 256  # keys that are computed at once
 
 
 class PromptKeys:
-    """The keys of a prompt's full blocks, computed as far as they are looked at: a block may be a token. count: their number."""
+    """The keys of a prompt's full blocks, computed as far as they are looked at: a block may be a token. count: of blocks."""
 
     __slots__ = ("_data", "_keys", "_last", "_step", "count")
 

@@ -2,9 +2,9 @@
 
 A replica's events decide only about that replica. They are believed as long as its answers agree: if it reports far fewer
 cached tokens than its events promise to most of its last clients, or far more, they are not used for DOUBT_S. (Another
-tokenizer or template than the engine's, events of another process, a publisher that lies.) A client whose bodies have other tokens at the engine than at its
-/tokenize is one of them. Of a replica with several ranks, which the gateway cannot address,
-a prompt may get any: the mean counts.
+tokenizer or template than the engine's, events of another process, a publisher that lies.) A client whose bodies have other
+tokens at the engine than at its /tokenize is one of them. Of a replica with several ranks, which the gateway cannot address, a
+prompt may get any: the mean counts.
 """
 
 from __future__ import annotations
