@@ -375,6 +375,19 @@ def test_an_unanswered_replay_ends_the_belief() -> None:
     assert found.cached == 4
 
 
+def test_one_unanswered_replay_is_enough_for_all_gaps_meanwhile() -> None:
+    stage = Stage(engine(), kept=100)
+    stage.answer()
+    for number in range(9):
+        stage.engine.compute([number, *PROMPT])
+        stage.step(delivered=number % 2 == 0)
+    stage.asked.clear()
+    stage.now += REPLAY_S + 1
+    stage.stream.tick(stage.now)
+    assert (stage.stream.ordering.state, stage.stream.ordering.number) == (LIVE, 8)
+    assert not stage.asked
+
+
 def test_a_replay_that_repeats_itself_for_ever_is_given_up() -> None:
     stage = Stage(engine(), kept=100)
     stage.answer()
