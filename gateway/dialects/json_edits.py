@@ -203,7 +203,7 @@ def _values(
 
 
 def _name(text: bytes) -> str:
-    """A member's name. One that is no JSON here (half a surrogate pair) stays as it is, in quotes."""
+    """A member's name. Text that is no JSON here (half a surrogate pair) stays in its quotes."""
     try:
         name: str = orjson.loads(text)
     except orjson.JSONDecodeError:

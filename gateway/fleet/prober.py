@@ -431,10 +431,12 @@ class Prober:
         if not state.has_metrics:
             return
         running, waiting, now = state.facts.running, state.facts.waiting, self._clock()
-        after = self._router.ledger.of(state.name).inflight
+        load = self._router.ledger.of(state.name)
+        after = load.inflight
         if running is not None and waiting is not None:
             self._router.reported(state.name, running, waiting, max(before, after), now)
-        state.places.learn(running, waiting, (min(before, after), max(before, after)), now)
+        # Requests in line (`router/late.py`) take places: else one tenant would fill the line, where tenants take no turns.
+        state.places.learn(running, waiting, (min(before, after) - len(load.line), max(before, after)), now)
         self._reported(state)
 
     def _apply_facts(self, state: ReplicaState, facts: Facts) -> None:

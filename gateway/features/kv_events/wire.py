@@ -5,7 +5,7 @@ it. Unknown types, keys and further elements are skipped, missing elements at th
 integers, signed or not, or bytes, of which the low 64 bits count. An event that cannot be a run of full blocks is dropped.
 
 Other bytes than events may come, too. A tree of two million lists takes a third of a second to decode, while no other thread
-runs. So a batch is decoded event by event, and a large event member by member, each as what it has to be.
+runs. So a batch is decoded event by event, and a large event member by member, each by its type.
 """
 
 from __future__ import annotations
