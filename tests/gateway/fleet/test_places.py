@@ -172,23 +172,23 @@ async def test_requests_in_line_take_places() -> None:
     engine = BatchEngine()
     async with before(engine) as run:
         admission, ledger = run.gateway.fleet.pools[0].admission, run.gateway.router.ledger
-        texts = [f"{number} " + "word " * 2000 for number in range(LOW)]
-        tasks = [asyncio.create_task(send(run, texts[0], 0))]
-        await eventually(lambda: len(engine.running) == 1)
+        texts = [f"{number} " + "word " * 30_000 for number in range(LOW)]
+        tasks = [asyncio.create_task(send(run, text, 0)) for text in texts[: BATCH + 1]]
+        await eventually(lambda: len(engine.running) == BATCH and len(engine.waiting) == 1)
         [load] = ledger.loads.values()
         while not load.serial.proven:
             load.serial.learn(10_000, 10_000 / load.rate.value, load.rate.value)
-        tasks += [asyncio.create_task(send(run, text, 0)) for text in texts[1:]]
+        tasks += [asyncio.create_task(send(run, text, 0)) for text in texts[BATCH + 1 :]]
         await eventually(lambda: admission.inflight + admission.waiting == LOW)
         reports = set[float]()
 
         def reported() -> bool:
             reports.add(places_of(run).at)
-            return len(reports) > 4
+            return len(reports) > 6
 
         await eventually(reported)
         assert len(load.line) > 0
-        assert admission.inflight <= 2 * FIRST
+        assert admission.inflight <= FIRST + 4
         load.serial.forget()
         await finish_all(engine, *tasks)
 
