@@ -15,6 +15,10 @@ It is safe only where nothing is lost by it, so a request waits only if
 A waiting request is booked like all others, and the price of the replica counts it (`ReplicaLoad.before`): a new one waits for
 its predecessors in the line, and delays its successors. The wait is bounded (`Lead.most_s`).
 
+Plain requests, and others that do not wait, are sent past the line. Once that has cost the line TOGETHER_S, it ends, and all of
+it is sent: else a client with many of them would hold others back. Plain answers in the engine do not stop the line, because
+nothing shows the end of their prefill.
+
 Engines keep no blocks for requests that wait, so a long line of long prompts can evict the prefixes of its own later ones, and
 each of these then evicts another one. So a request is credited when it is sent, as the engine uses its blocks then, and if the
 replica has lost more than LEAST_S of its match by then, it is chosen again: mostly for a replica without a line. Until
@@ -85,6 +89,6 @@ def turn_of(lease: Lease, now: float) -> TurnInLine | None:
         return None
     turn = TurnInLine(lease, min(MAX_S, MARGIN * ahead_s + LEAST_S))
     lease.lead = lease.ahead
-    load.line[lease] = turn.call
+    load.join_line(lease, turn.call)
     lease.ledger.lines[lease.replica] = load
     return turn

@@ -42,7 +42,8 @@ class ReplicaLoad:
     """Counts over one replica's open leases, its learned speed, and its expected returns of conversations.
 
     first, last: of the leases before their first token, a linked list: the sent ones in order, then the waiting ones, still in
-    the gateway. line: the leases that wait for their turn (`late.py`), with the function to call then.
+    the gateway. line: the leases that wait for their turn (`late.py`), with the function to call then. overtaken: tokens of
+    requests that were sent past the line.
     """
 
     rate: PrefillRate
@@ -63,6 +64,7 @@ class ReplicaLoad:
     computed_at: float = float("-inf")  # time of the last first token, or good end of an answer with a token
     serial: SerialPrefill = field(default_factory=SerialPrefill)
     line: dict[Lease, Callable[[], None]] = field(default_factory=dict)
+    overtaken: int = 0
     foreign: ForeignLoad | None = None  # load of others; None: its engine has reported none
 
     @property
@@ -167,15 +169,33 @@ class ReplicaLoad:
                 work, after = work - lease.uncached_tokens, after + 1
         return work, after
 
+    def join_line(self, lease: Lease, call: Callable[[], None]) -> None:
+        if not self.line:
+            self.overtaken = 0
+        self.line[lease] = call
+
+    def overtake(self, lease: Lease) -> None:
+        """A request is sent past the line, which ends once that takes TOGETHER_S in all. O(line) then, else O(1)."""
+        self.overtaken += lease.uncached_tokens
+        if self.overtaken > TOGETHER_S * self.rate.value:
+            self._end_line()
+
+    def _end_line(self) -> None:
+        """Call all requests of the line."""
+        for call in self.line.values():
+            call()
+        self.line.clear()
+
     def call_next(self, now: float) -> None:
-        """Call the next requests of the line, once all sent ones have their first token. O(line)."""
+        """Call the next requests of the line, once all sent streams have their first token. O(leases before theirs)."""
         if self.remote_inflight:
-            for call in self.line.values():
-                call()
-            self.line.clear()
+            self._end_line()
             return
-        if self.inflight - self.decoding > len(self.line):
-            return
+        lease = self.first
+        while lease is not None:
+            if lease not in self.line and not lease.silent and not lease.follows:
+                return
+            lease = lease.behind
         together = TOGETHER_S * self.rate.value
         while self.line and together > 0:
             first = min(self.line, key=lambda lease: self._order(lease, now))
@@ -242,9 +262,9 @@ class Lease:
     since: time of its booking on this replica. silent: its answer shows no first token, or a token that does not show the
     duration of the prefill. remote: another router has booked it. prefill_s: duration of the prefill, once known. load: the
     replica's. ahead, behind: its neighbours in the queue. keys, sequences: of its prompt, set by its booking. lead: the lease
-    for which it waits before it is sent, or None (`leading.py`, `late.py`). sent: time of its booking, or of the end of that
-    wait. behind_foreign: expected requests of others before it. queued: in the engine, behind another own one. watchers: called
-    when it gets its first token, moves, or ends.
+    for which it waits before it is sent, or None (`leading.py`, `late.py`). follows: it waits for a lead that computes its
+    prefix. sent: time of its booking, or of the end of that wait. behind_foreign: expected requests of others before it.
+    queued: in the engine, behind another own one. watchers: called when it gets its first token, moves, or ends.
     """
 
     __slots__ = (
@@ -253,6 +273,7 @@ class Lease:
         "behind_foreign",
         "closed",
         "decoding",
+        "follows",
         "keys",
         "lead",
         "ledger",
@@ -298,6 +319,7 @@ class Lease:
         self.ahead: Lease | None = None
         self.behind: Lease | None = None
         self.lead: Lease | None = None
+        self.follows = False
         self.watchers: list[Callable[[], None]] | None = None
         self.behind_foreign = 0.0
         self.queued = False
@@ -349,10 +371,14 @@ class Lease:
         if self.watchers is not None:
             self._tell()
 
+    def follow(self, lead: Lease) -> None:
+        """It waits for a lead that computes its prefix."""
+        self.lead, self.follows = lead, True
+
     def release(self, now: float) -> None:
         """It waits for no other lease any more, and is sent."""
         if self.lead is not None:
-            self.lead, self.sent = None, now
+            self.lead, self.follows, self.sent = None, False, now
 
     def begin_turn(self, now: float) -> None:
         """It leaves the line of its replica, and is sent."""
@@ -379,7 +405,7 @@ class Lease:
         self._leave(now)
         self.replica, self.prompt_tokens, self.uncached_tokens, self.since = replica, prompt_tokens, uncached_tokens, now
         self.decoding, self.prefill_s, self.queued = False, None, False
-        self.lead, self.sent, self.behind_foreign = None, now, 0.0
+        self.lead, self.follows, self.sent, self.behind_foreign = None, False, now, 0.0
         self.moves += 1
         self.load = self.ledger.enter(self)
         if self.watchers is not None:

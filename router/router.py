@@ -374,6 +374,7 @@ class Router(Owner):
             lead.awaited, booking.beside = True, lead  # the cached tokens will show if it was found
         booking.lease.release(now)
         if not lost:
+            self._send_past_line(booking.lease)
             self._credit(booking)
         return lost
 
@@ -548,7 +549,12 @@ class Router(Owner):
         if lease.ahead is not None and self._least_cost:
             booking.lead = turn_of(lease, now)
         if booking.lead is None:
+            self._send_past_line(lease)
             self._credit(booking)
+
+    def _send_past_line(self, lease: Lease) -> None:
+        if lease.load.line:
+            lease.load.overtake(lease)
 
     def _lost_match_s(self, booking: Booking, now: float) -> float:
         """The prefill of what the replica has evicted of the booking's match during its wait. O(edges on the prompt's path)."""
@@ -567,7 +573,8 @@ class Router(Owner):
         prefix = booking.prompt.keys[end - KEY_BYTES : end]
         lead = lead_of(lease, prefix, end, best.matched_tokens, now, slots=inflight.slots)
         if lead is not None and inflight.shares is False:
-            booking.lead, lease.lead = lead, lead.lease
+            booking.lead = lead
+            lease.follow(lead.lease)
         else:
             booking.beside = lead
 

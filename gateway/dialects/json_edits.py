@@ -191,7 +191,7 @@ def _values(
     while raw[at : at + 1] != closing:
         if opening == b"{":
             end = _string(raw, at)
-            name = orjson.loads(raw[at:end])
+            name = _name(raw[at:end])
             at = _space(raw, _skip(raw, _space(raw, end), _COLON))
         end = known(name, at) if known is not None else 0
         end = end or _value(raw, at, budget)
@@ -200,6 +200,15 @@ def _values(
         if raw[at : at + 1] != closing:
             at = _space(raw, _skip(raw, at, _COMMA))
     yield None, at + 1, at + 1
+
+
+def _name(text: bytes) -> str:
+    """A member's name. Text that is no JSON here (half a surrogate pair) stays in its quotes."""
+    try:
+        name: str = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text.decode("utf-8", "replace")
+    return name
 
 
 def _value(raw: bytes, at: int, budget: _Budget) -> int:

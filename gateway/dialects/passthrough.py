@@ -17,6 +17,7 @@ from gateway.dialects.api_request import MAX_MODEL_CHARS, ApiRequest
 from gateway.dialects.body import digested, headed_salt, other_spelling, salt_of
 from gateway.dialects.dialect import Dialect, StreamReader
 from gateway.dialects.json_edits import read_object
+from gateway.dialects.lenient import BOM
 from gateway.dialects.openai.errors import error_body
 from gateway.dialects.openai.stream import ChunkReader
 from gateway.dialects.prompt.batch import pairs_prompt, sized_prompt
@@ -101,11 +102,18 @@ def scan(raw: bytes) -> ApiRequest:
 
 
 def _unreadable(raw: bytes) -> ApiRequest:
-    """A body that is no JSON here, but may be JSON for an engine (NaN, half a surrogate pair). It may have a cache salt, so its
-    own digest is the salt, which matches no other body. O(length), about 1 ms a MiB.
+    """A body that is no JSON here, but may be JSON for an engine (NaN, half a surrogate pair, a byte order mark). It may have a
+    cache salt, so its own digest is the salt, which matches no other body. O(length), about 4 ms a MiB.
     """
     api = ApiRequest("", None, "", stream=False, metered=False, body=raw)
     api.salt = digested(raw)
+    text = raw.removeprefix(BOM)
+    try:
+        api.steers = steers(read_object(text, most=_MAX_SCANNED).spans)
+    except (ValueError, IndexError):
+        return api
+    if api.steers:
+        api.body = text
     return api
 
 

@@ -2,24 +2,40 @@
 
 Clients could have an engine connect to any host (`kv_transfer_params`), forge counts of cached tokens, crash a scheduler with a
 bootstrap room that is in use, or overtake others. So they are cut out of what clients send, unless `routing.client_fields`
-names them.
+names them. vLLM takes transfer parameters from `vllm_xargs`, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, get_args
 
 from gateway.config.kinds import SteeringField
 from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.json_edits import Edit, apply, moved
+from gateway.dialects.json_edits import Edit, apply, cuts, moved, read_object
 
 STEERING: Final[frozenset[str]] = frozenset(get_args(SteeringField))
+INNER: Final = "vllm_xargs"
 
 
-def steers(names: Collection[str]) -> bool:
-    """True if the members of a body include one of STEERING. O(len(STEERING))."""
-    return not STEERING.isdisjoint(names)
+def steers(members: Mapping[str, object]) -> bool:
+    """True if the members of a body include one of STEERING, or may do so in INNER. members: values, or their spans.
+    O(len(STEERING)).
+    """
+    if not STEERING.isdisjoint(members):
+        return True
+    inner = members.get(INNER)
+    return inner is not None and not (isinstance(inner, dict) and STEERING.isdisjoint(inner))
+
+
+def cuts_of(raw: bytes, names: Collection[str]) -> list[Edit]:
+    """The edits that cut all members with these names out of a body and its INNER, in its order. O(length)."""
+    edits = cuts(raw, names)
+    start, end = read_object(raw).spans.get(INNER, (0, 0))
+    if raw[start : start + 1] == b"{" and start:
+        edits += [(start + first, start + last, new) for first, last, new in cuts(raw[start:end], names)]
+        edits.sort()
+    return edits
 
 
 def cut(api: ApiRequest, edits: Sequence[Edit]) -> None:

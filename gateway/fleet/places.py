@@ -13,8 +13,9 @@ replica has as many places as its engine runs, and some to spare, so that the en
     no report for STALE_S, or one without figures             unknown
 
 A request is as many sequences as it wants answers (`n`, a batch of prompts). Requests that the engine does not count take no
-place. With unknown places requests are sent at once. Wrong figures harm nobody: a request without a place is not refused, but
-sent when it has waited for `queue_s`; and what an engine reports changes the places of its own replica only.
+place, unless they wait in line (`router/late.py`). With unknown places requests are sent at once. Wrong figures harm nobody: a
+request without a place is not refused, but sent when it has waited for `queue_s`; and what an engine reports changes the places
+of its own replica only.
 
 While requests wait for a place, first tokens count every LOOK_S, and engines are asked every ASK_S.
 """

@@ -440,7 +440,9 @@ class Prober:
         least, most = min(before[0], after[0]), max(before[1], after[1])
         if running is not None and waiting is not None:
             self._router.reported(state.name, running, waiting, most, now)
-        state.places.learn(running, waiting, (least, most), now)
+        # Requests in line (`router/late.py`) take places: else one tenant would fill the line, where tenants take no turns.
+        in_line = len(self._router.ledger.of(state.name).line)
+        state.places.learn(running, waiting, (least - in_line, most), now)
         self._reported(state)
 
     def _apply_facts(self, state: ReplicaState, facts: Facts) -> None:

@@ -24,10 +24,11 @@ from typing import Any, Final
 from gateway.config.aliases import Aliases
 from gateway.dialects.api_request import ApiRequest, router_prompt
 from gateway.dialects.dialect import Dialect
-from gateway.dialects.json_edits import Edit, cuts, read_object
+from gateway.dialects.json_edits import Edit, read_object
 from gateway.dialects.json_structure import exceeds, too_complex
 from gateway.dialects.models.rename import rename
 from gateway.dialects.prompt.outline import Outliner
+from gateway.dialects.steering import cuts_of
 from gateway.dialects.table import Dialects
 from gateway.errors import GatewayError
 from gateway.parser import wire
@@ -130,7 +131,7 @@ def _members(body: bytes) -> tuple[dict[str, tuple[int, int]], int]:
 
 
 def _cuts(body: bytes, names: Sequence[str]) -> tuple[list[Edit]]:
-    return (cuts(body, names),)
+    return (cuts_of(body, names),)
 
 
 _OPERATIONS: Final[Mapping[str, Operation]] = {

@@ -25,10 +25,11 @@ from gateway.config.aliases import Aliases
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
 from gateway.dialects.dialect import COMPLETE, IMPOSSIBLE, Continuation, Dialect
 from gateway.dialects.finished_answer import FinishedAnswer
-from gateway.dialects.json_edits import Edit, Members, apply, cuts, pieces, read_object
+from gateway.dialects.json_edits import Edit, Members, apply, pieces, read_object
 from gateway.dialects.json_structure import is_quick, signs
 from gateway.dialects.models.rename import rename
 from gateway.dialects.prompt.outline import Outliner
+from gateway.dialects.steering import cuts_of
 from gateway.parser import wire
 from gateway.parser.process import ParserProcess
 from gateway.shares import QUICK_S
@@ -131,11 +132,11 @@ class Parsing:
         return Members(body, *await self.process.run((wire.MEMBERS,), body, client))
 
     async def cuts(self, body: bytes, names: Sequence[str], client: str = "") -> Sequence[Edit]:
-        """The edits that cut all members with these names out of a valid JSON object. client: as for `parse`. Raises the errors
-        of `parse`.
+        """The edits that cut all members with these names out of a body (`steering.py`). client: as for `parse`. Raises the
+        errors of `parse`.
         """
         if self.scans_at_once(body, client):
-            return await self.turns.take(partial(cuts, body, names), client)
+            return await self.turns.take(partial(cuts_of, body, names), client)
         edits: Sequence[Edit]
         (edits,) = await self.process.run((wire.CUTS, tuple(names)), body, client)
         return edits

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router import MAX_LEAD_S, Booking, Outcome, Prompt, Replica, Router
-from router.late import MOST_WAITING
+from router.late import MOST_WAITING, TurnInLine
 from router.learning.serial import EXPLORE, PROOF_TOKENS, SerialPrefill
 from router.load import AGEING
 from tests.support.strategies import keys_of
@@ -136,6 +136,33 @@ def test_a_request_that_leaves_the_line_leaves_nothing_there() -> None:
     assert not router.ledger.loads["r1"].line
     running.close(Outcome(False), 2.5)
     assert router.ledger.loads["r1"].first is late.lease
+
+
+def test_a_request_with_followers_is_called() -> None:
+    router = router_of()
+    router.add(Replica("r1", shares_inflight=False))
+    running, lead, follower = send(router, "a", 30), send(router, "b", 20), send(router, "b", 20)
+    assert isinstance(lead.lead, TurnInLine)
+    assert not isinstance(follower.lead, TurnInLine)
+    running.first_token(3.0)
+    assert called(lead, follower) == [True, False]
+
+
+def test_a_plain_answer_that_was_sent_does_not_stop_the_line() -> None:
+    router = router_of()
+    running, plain, other = send(router, "a", 30), send(router, "b", 0, silent=True), send(router, "c", 20)
+    running.first_token(3.0)
+    assert called(plain, other) == [True, True]
+
+
+def test_plain_requests_pass_a_line_for_a_tenth_of_a_second_in_all() -> None:
+    router = router_of()
+    send(router, "a", 30)
+    other = send(router, "b", 50)
+    send(router, "c", 1, silent=True)
+    assert called(other) == [False]
+    send(router, "d", 1, silent=True)
+    assert called(other) == [True]
 
 
 def test_the_next_goes_when_the_running_one_fails_or_moves() -> None:

@@ -48,7 +48,8 @@ from router import Outcome
 
 log = logging.getLogger("warmroute.gateway")
 
-MAX_ANSWER: Final = 4 << 20  # bytes of a prefiller's answer: the blocks of a million tokens are 400 kB
+MAX_ANSWER: Final = 1 << 20  # bytes of a prefiller's answer: the blocks of a million tokens are 400 kB
+LARGE_ANSWER: Final = 64 << 10  # bytes: a larger one is read in a thread, because it may take 0.2 s
 PREFILL_FAILED: Final = "status"  # reason of an attempt whose prefiller failed
 _FAILED: Final = Outcome(False)
 _OVERLOADED: Final = 429
@@ -146,6 +147,8 @@ class TransferForm(DecoderForm):
                 return answer.status, None
             body = await answer.read(MAX_ANSWER)
             leg.booking.first_token(prefilling.clock())
+            if len(body) > LARGE_ANSWER:
+                return 200, await asyncio.to_thread(read_answer, body, exchange.answers)
             return 200, read_answer(body, exchange.answers)
         finally:
             answer.close()

@@ -20,13 +20,12 @@ dictionary.
 
 from __future__ import annotations
 
-from collections import deque
 from itertools import takewhile
 from typing import Final
 
 import xxhash
 
-from gateway.features.kv_events.prompt_tokens import KnownTokens
+from gateway.features.kv_events.prompt_tokens import KnownTokens, PromptKeys
 from gateway.features.kv_events.wire import DISK, GPU, HOST, TIERS, BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
 from router import seed, text_keys
 from router.residency import ID_BYTES, HeldPrefix
@@ -41,13 +40,13 @@ MAX_SIZES: Final = 8  # of blocks of a layer
 class Layer:
     """The blocks of one layer. keys: by the engine's hash. copies: by key. sizes: blocks stored so far, by their size."""
 
-    __slots__ = ("_aging", "_removes", "copies", "keys", "sizes")
+    __slots__ = ("_removes", "_stored", "copies", "keys", "sizes")
 
     def __init__(self) -> None:
         self.keys: dict[int, bytes] = {}
         self.copies: dict[bytes, int] = {}
         self.sizes: dict[int, int] = {}
-        self._aging: deque[tuple[float, list[int]]] | None = None
+        self._stored: dict[int, float] = {}  # time at which a hash was last stored, in this order; if none is ever removed
         self._removes = False
 
     @property
@@ -71,9 +70,6 @@ class Layer:
     def remove(self, number: int, left: int | None) -> None:
         """Remove a copy of a block. left: copies that remain, if the engine counts them. Unknown hashes are ignored."""
         self._removes = True
-        self._drop(number, left)
-
-    def _drop(self, number: int, left: int | None = None) -> None:
         key = self.keys.get(number)
         if key is None:
             return
@@ -86,27 +82,30 @@ class Layer:
     def age(self, numbers: list[int], now: float) -> None:
         """These blocks were stored in slower memory."""
         if self._removes:
-            self._aging = None
+            self._stored = {}
             return
-        if self._aging is None:
-            self._aging = deque()
-        self._aging.append((now, numbers))
+        for number in numbers:
+            if number in self.keys:
+                self._stored.pop(number, None)
+                self._stored[number] = now
 
     def expire(self, before: float) -> None:
-        """Forget blocks stored before, unless the publisher reports removals. O(forgotten)."""
-        while self._aging and self._aging[0][0] < before and not self._removes:
-            for number in self._aging.popleft()[1]:
-                self._drop(number)
+        """Forget blocks last stored before, unless the publisher reports removals. O(forgotten)."""
+        while self._stored and not self._removes and self._stored[number := next(iter(self._stored))] < before:
+            del self._stored[number]
+            del self.copies[self.keys.pop(number)]
 
-    def run(self, keys: list[bytes], start: int = 0, *, faster: Layer | None = None) -> int:
+    def run(self, keys: PromptKeys, start: int = 0, *, faster: Layer | None = None) -> int:
         """Number of blocks from `start` on without a missing one, here or in a faster layer. O(them)."""
-        copies = self.copies
-        if faster is None and not start:
-            return len(list(takewhile(copies.__contains__, keys)))
-        others = faster.copies if faster is not None else copies
-        at = start
-        while at < len(keys) and (keys[at] in copies or keys[at] in others):
-            at += 1
+        here, there, at = self.copies, faster.copies if faster is not None else {}, start
+        while part := keys.part(at):
+            if there:
+                held = len(list(takewhile(lambda key: key in here or key in there, part)))
+            else:
+                held = len(list(takewhile(here.__contains__, part)))
+            at += held
+            if held < len(part):
+                break
         return at - start
 
 
@@ -160,7 +159,7 @@ class Holdings:
         first, host, disk = (fast[0] if fast else None), layers.get((HOST, 0)), layers.get((DISK, 0))
         loaded = gpu + (host.run(keys, gpu // size, faster=first) * size if host is not None else 0)
         fetched = loaded + (disk.run(keys, loaded // size, faster=host) * size if disk is not None else 0)
-        most = len(keys) * size
+        most = keys.count * size
         # The last token is always computed: its output is the first token of the answer.
         cached = min(fetched, (tokens.count - 1) // size * size) if tokens.whole else fetched
         saved = min(gpu, cached) + HOST_SHARE * max(0, min(loaded, cached) - gpu) + DISK_SHARE * max(0, cached - loaded)

@@ -99,7 +99,8 @@ class MessageOrder:
         """A message of a replay arrives."""
         if self.state not in (REPLAY, CHECK):
             return
-        self._at = now
+        if number > self.number or not self._verified:  # else it repeats itself
+            self._at = now
         if not self._verified:
             if number < self.number or (number == self.number and xxhash.xxh3_64_intdigest(payload) != self._digest):
                 self._restarted(now)
@@ -192,7 +193,7 @@ class MessageOrder:
         if self.state == REPLAY and not self._held:  # a start
             self.state, self._at = START, now
         else:
-            self._release(now, checked=self.state == REPLAY)
+            self._release(now, checked=self.state == REPLAY, answered=False)
 
     def _ask(self, state: str, now: float) -> None:
         self.replays += 1
@@ -210,8 +211,10 @@ class MessageOrder:
         self._held.clear()
         self._held_bytes = 0
 
-    def _release(self, now: float, *, checked: bool = True) -> None:
-        """Continue live, with the messages held back. checked: messages missing before the first of them are lost."""
+    def _release(self, now: float, *, checked: bool = True, answered: bool = True) -> None:
+        """Continue live, with the messages held back. checked: messages missing before the first of them are lost. answered:
+        messages missing between them may be asked for; else they are lost, too.
+        """
         held = list(self._held)
         self._drop_held()
         self.state, self._at, self._verified = LIVE, now, True
@@ -220,7 +223,10 @@ class MessageOrder:
         elif checked and held and held[0][0] > self.number + 1:
             self._jump(*held.pop(0), now)
         for number, payload in held:
-            if number != self.number or self.state != LIVE:
+            if not answered and self.state == LIVE and number > self.number + 1:
+                self.gaps += 1
+                self._jump(number, payload, now)
+            elif number != self.number or self.state != LIVE:
                 self.live(number, payload, now)
 
     def __repr__(self) -> str:

@@ -86,7 +86,7 @@ class PromptReader:
         if able:
             loads = self._core.router.ledger.loads
             state = min(able, key=lambda each: load.inflight if (load := loads.get(each.name)) else 0)
-            task = self.engines.ask(digest, state.url, api.body, now)
+            task = self.engines.ask(digest, state.url, api.body, now, listed=api.model in state.models)
             task.add_done_callback(lambda done: self._answered(done, digest, keys, size, now))
             wait_s = KV_EVENTS.of(self._core.config).wait_ms / 1000
             if self.engines.seconds_per_byte * size <= wait_s:

@@ -1,10 +1,10 @@
 """The prefixes that replicas hold, for the router: from their events, with doubt.
 
 A replica's events decide only about that replica. They are believed as long as its answers agree: if it reports far fewer
-cached tokens than its events promise to most of its last clients, they are not used for DOUBT_S. (Another tokenizer than the
-engine's, events of another process, a publisher that lies.) A client whose bodies have other tokens at the engine than at its
-/tokenize is one of them. Of a replica with several ranks, which the gateway cannot address, a prompt may get any: the mean
-counts.
+cached tokens than its events promise to most of its last clients, or far more, they are not used for DOUBT_S. (Another
+tokenizer or template than the engine's, events of another process, a publisher that lies.) A client whose bodies have other
+tokens at the engine than at its /tokenize is one of them. Of a replica with several ranks, which the gateway cannot address, a
+prompt may get any: the mean counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from router.residency import HeldPrefix, PromptTokens, Residency
 WATCHED: Final = 16  # answers between two verdicts
 MAX_CLIENTS: Final = 16  # the latest
 KEPT: Final = 0.9  # of the earlier answers of a client, with each new one
-LEAST_SHARE: Final = 0.5  # of the tokens promised to a client
+LEAST_SHARE: Final = 0.5  # of the larger one of the tokens promised and reported to a client
 DOUBT_S: Final = 120.0
 
 
@@ -34,22 +34,23 @@ class Agreement:
 
     def __init__(self) -> None:
         self._answers = 0
-        self._clients: OrderedDict[int, tuple[float, float]] = OrderedDict()  # (promised, reported), the latest client last
+        self._clients: OrderedDict[int, tuple[float, float]] = OrderedDict()  # tokens (of either, of both), the latest last
         self.doubted_until = float("-inf")
 
     def learn(self, client: int, promised: int, reported: int, now: float) -> bool:
         """An answer. True if the events are not believed from now on."""
-        if not promised:
+        either, both = max(promised, reported), min(promised, reported)
+        if not either:
             return False
         before = self._clients.pop(client, (0.0, 0.0))
-        self._clients[client] = KEPT * before[0] + promised, KEPT * before[1] + min(reported, promised)
+        self._clients[client] = KEPT * before[0] + either, KEPT * before[1] + both
         if len(self._clients) > MAX_CLIENTS:
             self._clients.popitem(last=False)
         self._answers += 1
         if self._answers < WATCHED:
             return False
         self._answers = 0
-        against = sum(reported < LEAST_SHARE * promised for promised, reported in self._clients.values())
+        against = sum(both < LEAST_SHARE * either for either, both in self._clients.values())
         if 2 * against <= len(self._clients):
             return False
         self._clients.clear()

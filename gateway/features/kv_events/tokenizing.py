@@ -23,6 +23,7 @@ TIMEOUT_S: Final = 10.0
 RUNNING: Final = 4
 MAX_BODY: Final = 4 << 20
 KEPT_BYTES: Final = 64 << 20
+ENTRY_BYTES: Final = 400  # of a kept prompt, beside its ids
 UNABLE_S: Final = 600.0  # until a replica that does not tokenize is asked again
 _MOST_BYTES: Final = 32 << 20
 _LARGE: Final = 256 << 10  # bytes of an answer that are decoded in a thread
@@ -58,16 +59,16 @@ class KeptTokens:
 
     def put(self, digest: int, data: bytes, keys: BlockKeys) -> None:
         """Keep the ids of a prompt with these block keys."""
-        if digest in self._kept or len(data) > KEPT_BYTES // 4:
+        if digest in self._kept or not data or len(data) > KEPT_BYTES // 4:
             return
         end = keys[-KEY_BYTES:]
         self._kept[digest] = data, end
         if end:
             self._ends[end] = digest
-        self._bytes += len(data)
+        self._bytes += len(data) + ENTRY_BYTES
         while self._bytes > KEPT_BYTES:
             old, (gone, last) = self._kept.popitem(last=False)
-            self._bytes -= len(gone)
+            self._bytes -= len(gone) + ENTRY_BYTES
             if self._ends.get(last) == old:
                 del self._ends[last]
 
@@ -96,21 +97,23 @@ class EngineTokenizer:
         """True if a question to this replica makes sense now."""
         return self._running[url] < RUNNING and now - self._unable.get(url, float("-inf")) > UNABLE_S
 
-    def ask(self, digest: int, url: str, body: bytes, now: float) -> asyncio.Task[bytes | None]:
-        """The running question for this body, or a new one. Its result: the ids, None: unknown."""
+    def ask(self, digest: int, url: str, body: bytes, now: float, *, listed: bool) -> asyncio.Task[bytes | None]:
+        """The running question for this body, or a new one. Its result: the ids, None: unknown. listed: the replica lists the
+        model, so that a refusal is not because of that.
+        """
         task = self._tasks.get(digest)
         if task is None:
-            task = self._tasks[digest] = asyncio.get_running_loop().create_task(self._ask(url, body, now))
+            task = self._tasks[digest] = asyncio.get_running_loop().create_task(self._ask(url, body, now, listed=listed))
             task.add_done_callback(lambda _task: self._tasks.pop(digest, None))
         return task
 
-    async def _ask(self, url: str, body: bytes, now: float) -> bytes | None:
+    async def _ask(self, url: str, body: bytes, now: float, *, listed: bool) -> bytes | None:
         self._running[url] += 1
         try:
             answer = await self._upstream.open(url, ReplicaCall("POST", "/tokenize", _HEADERS, body, probe=True), TIMEOUT_S)
             try:
                 if answer.status != 200:
-                    if answer.status in _REFUSALS:
+                    if answer.status in _REFUSALS and listed:
                         self._unable[url] = now
                     return None
                 raw = await answer.read(_MOST_BYTES)

@@ -59,6 +59,24 @@ async def test_no_path_forwards_them(path: str, size: int) -> None:
         assert sent.keys() >= of(path).keys()
 
 
+@pytest.mark.parametrize(("before", "after"), [("", ',"x":NaN'), ("\ufeff", ""), ("", r',"x":"\ud800"'), ("", r',"\ud800":1')])
+async def test_nor_in_json_that_only_engines_read(before: str, after: str) -> None:
+    raw = (before + orjson.dumps(of("/v1/embeddings") | STEERED).decode()[:-1] + after + "}").encode()
+    async with FakeReplica() as replica, running(replica) as run:
+        await run.post(raw, "/v1/embeddings", headers={"Content-Type": "application/json"})
+        assert not any(name.encode() in replica.requests[-1].body for name in STEERING)
+        assert b'"input":"text"' in replica.requests[-1].body
+
+
+@pytest.mark.parametrize("path", PATHS[:4])
+async def test_nor_inside_of_vllms_further_arguments(path: str) -> None:
+    inner = {"session_id": "s", **STEERED}
+    async with FakeReplica() as replica, running(replica) as run:
+        await run.post(of(path) | {"vllm_xargs": inner, "priority": 1})
+        assert replica.requests[-1].json["vllm_xargs"] == {"session_id": "s"}
+        assert "priority" not in replica.requests[-1].json
+
+
 async def test_a_name_that_the_configuration_lists_passes() -> None:
     async with FakeReplica() as replica, running(replica, routing={"client_fields": ["priority"]}) as run:
         await run.post(of(PATHS[0]) | STEERED)

@@ -168,6 +168,32 @@ async def test_nothing_is_refused_for_want_of_a_place() -> None:
         await finish_all(engine, *tasks)
 
 
+async def test_requests_in_line_take_places() -> None:
+    """Else one tenant would fill the line, where tenants take no turns (`router/late.py`)."""
+    engine = BatchEngine()
+    async with before(engine) as run:
+        admission, ledger = run.gateway.fleet.pools[0].admission, run.gateway.router.ledger
+        texts = [f"{number} " + "word " * 30_000 for number in range(LOW)]
+        tasks = [asyncio.create_task(send(run, text, 0)) for text in texts[: BATCH + 1]]
+        await eventually(lambda: len(engine.running) == BATCH and len(engine.waiting) == 1)
+        [load] = ledger.loads.values()
+        while not load.serial.proven:
+            load.serial.learn(10_000, 10_000 / load.rate.value, load.rate.value)
+        tasks += [asyncio.create_task(send(run, text, 0)) for text in texts[BATCH + 1 :]]
+        await eventually(lambda: admission.inflight + admission.waiting == LOW)
+        reports = set[float]()
+
+        def reported() -> bool:
+            reports.add(places_of(run).at)
+            return len(reports) > 6
+
+        await eventually(reported)
+        assert len(load.line) > 0
+        assert admission.inflight <= FIRST + 4
+        load.serial.forget()
+        await finish_all(engine, *tasks)
+
+
 async def test_idle_sessions_do_not_keep_requests_waiting() -> None:
     """Requests that the engine does not count, as those of an open WebSocket."""
     engine = BatchEngine()

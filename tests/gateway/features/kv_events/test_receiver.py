@@ -163,6 +163,12 @@ def test_one_client_of_several_ends_no_belief_however_many_answers_it_gets() -> 
     assert any(agreement.learn(client, 128, 0, 0.0) for _ in range(5 * WATCHED) for client in (1, 2)), "all of them do"
 
 
+def test_far_more_cached_tokens_than_promised_end_the_belief_too() -> None:
+    """Its prompts were tokenized by a replica with another template."""
+    agreement = Agreement()
+    assert any(agreement.learn(client, 0, 1000, 0.0) for _ in range(WATCHED) for client in (1, 2))
+
+
 async def test_of_ranks_that_cannot_be_chosen_the_mean_counts() -> None:
     left, right = Publisher(), Publisher()
     with contextlib.closing(left.events), contextlib.closing(right.events), receiver() as made:

@@ -211,6 +211,16 @@ async def test_a_replica_that_may_hold_other_blocks_is_followed_anew(sign: str) 
         await eventually(is_known)
 
 
+async def test_a_model_that_no_replica_knows_ends_no_tokenizing() -> None:
+    async with engine() as only:
+        pool = {"name": "all", "models": ["sim", "other-"], "replicas": [{"url": only.replica.url}]}
+        async with running(pools=[pool], kv_events={"follow": True, "wait_ms": 10_000}) as run:
+            await caught_up(run, only)
+            assert (await run.post({"model": "other-one", **chat(text("other"))}))[0] == 404
+            assert (await run.post({"model": "sim", **chat(text("own"))}))[0] == 200
+            assert (await run.metrics())['warmroute_kv_events_prompts_total{source="engine"}'] == 1
+
+
 async def test_metrics_and_the_operators_view() -> None:
     async with engine() as only, fleet(only) as run:
         await only.compute(text("seen"))

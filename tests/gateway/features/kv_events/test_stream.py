@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from array import array
 from collections.abc import Sequence
 
@@ -11,10 +12,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gateway.features.kv_events.holdings import Holdings
 from gateway.features.kv_events.ordering import LIVE, QUIET_S, REPLAY_S, REST, RESTARTS, RESTARTS_S
-from gateway.features.kv_events.prompt_tokens import KnownTokens
+from gateway.features.kv_events.prompt_tokens import KnownTokens, PromptKeys
 from gateway.features.kv_events.residency import EngineResidency
 from gateway.features.kv_events.stream import FULL_S, EventStream, Source
+from gateway.features.kv_events.wire import HOST, BlocksStored
+from router import text_keys
 from router.residency import HeldPrefix
 from tests.support.model_engine import SIZE, Form, ModelEngine, ModelPublisher
 
@@ -215,6 +219,49 @@ def test_host_blocks_without_removals_are_forgotten_after_a_time() -> None:
     assert found.cached == 0
 
 
+def test_blocks_that_are_stored_again_and_again_take_room_once() -> None:
+    holdings = Holdings()
+    numbers = list(range(1 << 40, (1 << 40) + 500))
+
+    def store(now: float, parent: int | None) -> None:
+        holdings.apply(BlocksStored(list(numbers), parent, bytes(4 * len(numbers)), 1, HOST, 0, "", "", None), now)
+
+    store(0.0, None)
+    tracemalloc.start()
+    try:
+        for now in range(200):
+            store(now, None)
+            store(now, 5)  # orphans
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    holdings.expire(199.0)
+    assert holdings.blocks == 500, "they were stored again"
+    holdings.expire(200.0)
+    assert holdings.blocks == 0
+    holdings.check()
+
+
+def test_of_a_long_prompt_only_the_keys_that_are_looked_at_are_computed() -> None:
+    stage = Stage(engine(), kept=100)
+    stage.answer()
+    stage.engine.compute(PROMPT)
+    stage.step()
+    tokens = known([*PROMPT[:8], *range(400_000)])
+    assert stage.stream.holdings.held(tokens) == HeldPrefix(8, 8, certain=True)
+    [keys] = tokens._keys.values()
+    assert repr(keys) == f"<PromptKeys 256 of {400_008 // SIZE}>"
+
+
+def test_keys_in_parts_are_those_of_the_whole() -> None:
+    data = random.Random(1).randbytes(4 * 1000)
+    joined = text_keys(data, 4, 9)
+    keys = PromptKeys(data, 4, 9)
+    assert b"".join(keys.part(300)) == joined[300 * 8 : 556 * 8]
+    assert b"".join(keys.part(900)) == joined[900 * 8 :]
+    assert keys.part(keys.count) == []
+
+
 def test_a_gap_that_is_no_longer_kept_ends_the_belief() -> None:
     stage = Stage(engine(room=100), kept=1)
     stage.answer()
@@ -373,6 +420,38 @@ def test_an_unanswered_replay_ends_the_belief() -> None:
     found = stage.held([2, 2, 3, 4, 5])
     assert found is not None
     assert found.cached == 4
+
+
+def test_one_unanswered_replay_is_enough_for_all_gaps_meanwhile() -> None:
+    stage = Stage(engine(), kept=100)
+    stage.answer()
+    for number in range(9):
+        stage.engine.compute([number, *PROMPT])
+        stage.step(delivered=number % 2 == 0)
+    stage.asked.clear()
+    stage.now += REPLAY_S + 1
+    stage.stream.tick(stage.now)
+    assert (stage.stream.ordering.state, stage.stream.ordering.number) == (LIVE, 8)
+    assert not stage.asked
+
+
+def test_a_replay_that_repeats_itself_for_ever_is_given_up() -> None:
+    stage = Stage(engine(), kept=100)
+    stage.answer()
+    sent = list[tuple[int, bytes]]()
+    for number in range(3):
+        stage.engine.compute([number, *PROMPT])
+        message = stage.publisher.publish(stage.engine.drain())
+        assert message is not None
+        sent.append(message)
+        if number != 1:
+            stage.stream.ordering.live(*message, stage.now)
+    for _ in range(20):
+        stage.now += 1.0
+        stage.stream.ordering.replayed(*sent[0], stage.now)
+        stage.stream.tick(stage.now)
+    assert stage.stream.ordering.state == LIVE
+    assert not stage.stream.holdings.complete
 
 
 @pytest.mark.parametrize("form", ["map", "array"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.features.kv_events.tokenizing import KEPT_BYTES, RUNNING, UNABLE_S, EngineTokenizer, KeptTokens
+from gateway.features.kv_events.tokenizing import ENTRY_BYTES, KEPT_BYTES, RUNNING, UNABLE_S, EngineTokenizer, KeptTokens
 from tests.gateway.conftest import eventually, running
 from tests.support.fakes import Behaviour, FakeReplica, dies, http, status, writes
 from tests.support.strategies import keys_of
@@ -60,3 +60,12 @@ async def test_an_engine_without_a_tokenizer_is_asked_again_after_a_while(answer
         assert await tokenizer.ask(1, replica.url, b"{}", 100.0) is None
         assert tokenizer.able(replica.url, 100.0 + UNABLE_S / 2) is able
         assert tokenizer.able(replica.url, 101.0 + UNABLE_S)
+
+
+def test_kept_prompts_are_bounded_also_if_they_have_few_tokens() -> None:
+    kept, most = KeptTokens(), KEPT_BYTES // ENTRY_BYTES
+    for number in range(2 * most):
+        kept.put(-number, b"", number.to_bytes(8, "little"))
+        kept.put(number, b"1234", number.to_bytes(8, "big"))
+    assert len(kept) <= most
+    assert kept.get(2 * most - 1) == b"1234"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from array import array
 from typing import Any
 
@@ -127,6 +128,8 @@ def test_adapters_and_salts() -> None:
         stored(group_idx=-1),
         stored(group_idx=1 << 40),
         stored(extra_keys=[None, None]),
+        stored(lora_name="a" * 5000),
+        stored(lora_id=[1]),
         {"type": "BlockRemoved"},
         {"type": "BlockMoved", "block_hashes": [1]},
         ["LoadStat", 1, 2],
@@ -153,3 +156,28 @@ def test_unknown_keys_and_further_elements_are_skipped() -> None:
 def test_other_bytes_are_no_batch(payload: bytes) -> None:
     with pytest.raises(WireError):
         read(payload)
+
+
+@pytest.mark.parametrize("form", ["map", "array"])
+def test_large_events_are_read_like_small_ones(form: str) -> None:
+    fields = stored(block_hashes=[*range(40_000)], token_ids=[*range(80_000)], medium="CPU", lora_name="a")
+    event = fields if form == "map" else ["BlockStored", fields["block_hashes"], None, fields["token_ids"], 2, None, "CPU", "a"]
+    found = only(of(event))
+    assert (len(found.hashes), len(found.data), found.tier, found.adapter) == (40_000, 320_000, HOST, "a")
+    removed = only(of({"type": "BlockRemoved", "block_hashes": [b"h" * 32] * 20_000, "later": "x"}))
+    assert removed.hashes == [int.from_bytes(b"h" * 8, "big")] * 20_000
+
+
+def test_large_batches_and_events_of_something_else_are_not_decoded() -> None:
+    nothing = b"\xdd" + (1 << 20).to_bytes(4, "big") + b"\x90" * (1 << 20)  # a million empty lists
+    with pytest.raises(WireError):
+        read(b"\x92\x00" + nothing)
+    with pytest.raises(WireError):
+        read(nothing)
+    tracemalloc.start()
+    try:
+        for begin in (b"\x93\xabBlockStored\x91\x01", b"\x82\xa4type\xabBlockStored\xaaextra_keys"):
+            assert read(b"\x92\x00\x91" + begin + nothing).dropped == 1
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
