@@ -16,7 +16,8 @@ A waiting request is booked like all others, and the price of the replica counts
 its predecessors in the line, and delays its successors. The wait is bounded (`Lead.most_s`).
 
 Plain requests, and others that do not wait, are sent past the line. Once that has cost the line TOGETHER_S, it ends, and all of
-it is sent: else a client with many of them would hold others back. Plain answers in the engine do not stop the line, because
+it is sent: else a client with many of them would hold others back. Only the requests that are sent for new evidence do not
+count. Plain answers in the engine do not stop the line, because
 nothing shows the end of their prefill.
 
 Engines keep no blocks for requests that wait, so a long line of long prompts can evict the prefixes of its own later ones, and
@@ -76,16 +77,24 @@ class TurnInLine(Lead):
         return f"<TurnInLine of {self.lease!r}>"
 
 
-def turn_of(lease: Lease, now: float) -> TurnInLine | None:
-    """A place in the line, for a lease that has just been booked behind others; None: it is sent at once. O(1)."""
+def _may_wait(lease: Lease, now: float) -> bool:
     load = lease.load
     first = load.first
     if lease.silent or first is None or first.silent or not load.serial.proven or load.remote_inflight:
-        return None
-    if len(load.line) >= MOST_WAITING or (load.foreign is not None and load.foreign.waiting(now, load.rate.value)):
-        return None
+        return False
+    return len(load.line) < MOST_WAITING and not (load.foreign is not None and load.foreign.waiting(now, load.rate.value))
+
+
+def turn_of(lease: Lease, now: float) -> TurnInLine | None:
+    """A place in the line, for a lease that has just been booked behind others; None: it is sent at once, past the line if
+    there is one. O(1), or O(line) if it ends.
+    """
+    load = lease.load
     ahead_s = (load.remaining_tokens(now) - lease.uncached_tokens) / load.rate.value
-    if ahead_s < LEAST_S or load.serial.explores():
+    if ahead_s < LEAST_S or not _may_wait(lease, now):
+        load.overtake(lease)
+        return None
+    if load.serial.explores():
         return None
     turn = TurnInLine(lease, min(MAX_S, MARGIN * ahead_s + LEAST_S))
     lease.lead = lease.ahead

@@ -175,7 +175,11 @@ class ReplicaLoad:
         self.line[lease] = call
 
     def overtake(self, lease: Lease) -> None:
-        """A request is sent past the line, which ends once that takes TOGETHER_S in all. O(line) then, else O(1)."""
+        """A request is sent past the line, if there is one, which ends once that takes TOGETHER_S in all. O(1); O(line) at its
+        end.
+        """
+        if not self.line:
+            return
         self.overtaken += lease.uncached_tokens
         if self.overtaken > TOGETHER_S * self.rate.value:
             self._end_line()

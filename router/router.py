@@ -374,7 +374,7 @@ class Router(Owner):
             lead.awaited, booking.beside = True, lead  # the cached tokens will show if it was found
         booking.lease.release(now)
         if not lost:
-            self._send_past_line(booking.lease)
+            booking.lease.load.overtake(booking.lease)
             self._credit(booking)
         return lost
 
@@ -549,12 +549,7 @@ class Router(Owner):
         if lease.ahead is not None and self._least_cost:
             booking.lead = turn_of(lease, now)
         if booking.lead is None:
-            self._send_past_line(lease)
             self._credit(booking)
-
-    def _send_past_line(self, lease: Lease) -> None:
-        if lease.load.line:
-            lease.load.overtake(lease)
 
     def _lost_match_s(self, booking: Booking, now: float) -> float:
         """The prefill of what the replica has evicted of the booking's match during its wait. O(edges on the prompt's path)."""
