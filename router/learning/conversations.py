@@ -15,14 +15,14 @@ PRIOR: Final = 10.0  # requests without work that each began a conversation: the
 
 
 class ConversationWork:
-    """The work of a conversation of one pool (see the module). value: seconds, 0 at first."""
+    """The work of a conversation of one pool (see the module). value: seconds, 0 at first. request_s: of one request."""
 
-    __slots__ = ("_begun", "_requests", "_seconds", "value")
+    __slots__ = ("_begun", "_requests", "_seconds", "request_s", "value")
 
     def __init__(self) -> None:
         self._begun = self._requests = PRIOR
         self._seconds = 0.0
-        self.value = 0.0
+        self.value = self.request_s = 0.0
 
     def learn(self, seconds: float, *, begins: bool) -> None:
         """A request was sent that computes for so long. begins: it is no next turn."""
@@ -37,7 +37,8 @@ class ConversationWork:
         requests = MOST_REQUESTS
         if self._begun * MOST_REQUESTS > self._requests:
             requests = self._requests / self._begun
-        self.value = self._seconds / self._requests * requests
+        self.request_s = self._seconds / self._requests
+        self.value = self.request_s * requests
 
     def __repr__(self) -> str:
         return f"<ConversationWork {self.value:.3g} s>"

@@ -3,7 +3,7 @@
     queue_r = booked_r / rate_r        work_r = uncached_r / rate_r
 
     cost(r) = queue_r + work_r
-            + returns_r * (queue_r * work_r + work_r^2 / 2) + busy_r * conversation
+            + returns_r * (waits_r * queue_r * work_r + work_r^2 / 2) + busy_r * conversation
             + (w * duplicate_r + evicted_r) / rate_r
             + decode_r + start_r + adapter_r
 
@@ -13,7 +13,9 @@ front of this request. uncached_r: prompt tokens that r would have to compute.
 
 The second line is the delay of later requests on r, which arrive at returns_r per second: a conversation that r has just
 answered returns to r with its next turn. A request that arrives while the queue is served waits for all of this request's work,
-too; a request that arrives during this request's own prefill waits for half of it on average. A short prompt delays others
+too; a request that arrives during this request's own prefill waits for half of it on average. Where the shortest goes first
+(`late.py`) only the share waits_r of those that arrive before it waits for it: the ones with more work. Prefills are taken as
+exponentially distributed: waits_r = exp(-work_r / mean work of a request); else it is 1. A short prompt delays others
 little; a cold prompt of 100,000 tokens goes to the replica with the fewest expected requests. The term needs no weight: it is
 in seconds, like this request's own waiting.
 
@@ -43,6 +45,7 @@ There are no thresholds or modes: an overloaded holder is expensive.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from router.types import Cost
@@ -84,9 +87,13 @@ def cost(
     return tuple.__new__(Cost, parts)  # twice as fast as a call, for dozens of replicas per request
 
 
-def delay(queue_s: float, work_s: float, return_rate: float) -> float:
-    """The expected delay of requests that arrive at return_rate per second, by one with so much work behind such a queue."""
-    return return_rate * (queue_s * work_s + work_s * work_s / 2)
+def delay(queue_s: float, work_s: float, return_rate: float, mean_s: float) -> float:
+    """The expected delay of requests that arrive at return_rate per second, by one with so much work behind such a queue.
+
+    mean_s: of their work, where the shortest goes first; else infinite.
+    """
+    waits = math.exp(-work_s / mean_s) if mean_s > 0.0 else 1.0
+    return return_rate * (waits * queue_s * work_s + work_s * work_s / 2)
 
 
 def starting(work_s: float, age_s: float) -> float:

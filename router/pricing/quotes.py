@@ -205,11 +205,14 @@ class Quotes:
         if load.foreign is not None:
             booked += load.foreign.tokens(now, load.rate.value)
             decoding += load.foreign.running(now)
-        rate, others_s = load.rate.value, 0.0
+        rate, work, others_s = load.rate.value, load.rate.pool.conversation, 0.0
         if uncached:
-            others_s = delay(booked / rate, uncached / rate, load.return_rate(now, self._gap_s)) + after * uncached / rate
+            mean_s = work.request_s if load.serial.proven else math.inf
+            others_s = (
+                delay(booked / rate, uncached / rate, load.return_rate(now, self._gap_s), mean_s) + after * uncached / rate
+            )
         if self.longest and (busy := load.busy(now) - FREE_SHARE) > 0:
-            others_s += busy * load.rate.pool.conversation.value
+            others_s += busy * work.value
         full = cost(
             booked=booked,
             uncached=uncached,

@@ -35,7 +35,10 @@ def test_the_cost_is_in_seconds_and_adds_up() -> None:
 
 
 def test_who_comes_back_waits_behind_a_queue_for_all_of_a_prefill_and_later_for_half_of_it() -> None:
-    assert delay(queue_s=1.5, work_s=0.5, return_rate=2.0) == 2.0 * (1.5 * 0.5 + 0.5 * 0.25)
+    assert delay(queue_s=1.5, work_s=0.5, return_rate=2.0, mean_s=math.inf) == 2.0 * (1.5 * 0.5 + 0.5 * 0.25)
+    shortest_first = delay(queue_s=1.5, work_s=0.5, return_rate=2.0, mean_s=0.25)
+    assert shortest_first == pytest.approx(2.0 * (math.exp(-2.0) * 1.5 * 0.5 + 0.5 * 0.25)), "only longer ones wait for it"
+    assert delay(queue_s=1.5, work_s=0.5, return_rate=2.0, mean_s=0.0) == 1.75, "of nothing known yet"
 
 
 def test_a_block_is_worth_less_the_longer_nobody_used_it() -> None:
