@@ -11,18 +11,20 @@ from typing import Final
 
 MOST_REQUESTS: Final = 32.0
 MEMORY: Final = 2000.0  # requests; then all counts are halved
-PRIOR: Final = 10.0  # requests without work that each began a conversation: the value grows from 0
+PRIOR: Final = 10.0  # next turns, and beginnings, without work: the value grows from 0, and `returning` falls from 1
 
 
 class ConversationWork:
-    """The work of a conversation of one pool (see the module). value: seconds, 0 at first. request_s: of one request."""
+    """The work of a conversation of one pool (see the module). value: seconds. request_s: of one request. returning: the share
+    of the requests that are next turns.
+    """
 
-    __slots__ = ("_begun", "_requests", "_seconds", "request_s", "value")
+    __slots__ = ("_begun", "_requests", "_seconds", "request_s", "returning", "value")
 
     def __init__(self) -> None:
-        self._begun = self._requests = PRIOR
-        self._seconds = 0.0
-        self.value = self.request_s = 0.0
+        self._begun = self._seconds = self.value = self.request_s = 0.0
+        self._requests = PRIOR
+        self.returning = 1.0
 
     def learn(self, seconds: float, *, begins: bool) -> None:
         """A request was sent that computes for so long. begins: it is no next turn."""
@@ -34,11 +36,9 @@ class ConversationWork:
             self._seconds /= 2.0
             self._requests /= 2.0
             self._begun /= 2.0
-        requests = MOST_REQUESTS
-        if self._begun * MOST_REQUESTS > self._requests:
-            requests = self._requests / self._begun
         self.request_s = self._seconds / self._requests
-        self.value = self.request_s * requests
+        self.returning = 1.0 - self._begun / self._requests
+        self.value = min(self._seconds / (self._begun + PRIOR), MOST_REQUESTS * self.request_s)
 
     def __repr__(self) -> str:
         return f"<ConversationWork {self.value:.3g} s>"

@@ -207,10 +207,10 @@ class Quotes:
             decoding += load.foreign.running(now)
         rate, work, others_s = load.rate.value, load.rate.pool.conversation, 0.0
         if uncached:
-            mean_s = work.request_s if load.serial.proven else math.inf
-            others_s = (
-                delay(booked / rate, uncached / rate, load.return_rate(now, self._gap_s), mean_s) + after * uncached / rate
-            )
+            returns, mean_s = work.returning * load.return_rate(now, self._gap_s), math.inf
+            if load.serial.proven:
+                mean_s = work.request_s
+            others_s = delay(booked / rate, uncached / rate, returns, mean_s) + after * uncached / rate
         if self.longest and (busy := load.busy(now) - FREE_SHARE) > 0:
             others_s += busy * work.value
         full = cost(

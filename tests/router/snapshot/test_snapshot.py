@@ -14,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router import Outcome, Prompt, Replica, Router
+from router.learning.conversations import ConversationWork
 from router.learning.objects import MAX_OBJECTS
 from router.replication_log import MAX_BLOCKS
 from router.snapshot.collect import collect
@@ -338,7 +339,8 @@ def test_the_copy_decides_with_what_was_learned() -> None:
         assert list(ours.holders) == list(theirs.holders)
         assert copy.sessions.share(ours, 0) == pytest.approx(router.sessions.share(theirs, 0))
     for name in FLEET:
-        router.ledger.of(name).worked = 0.0  # is of the last minutes, and in no snapshot
+        load = router.ledger.of(name)
+        load.worked, load.rate.pool.conversation = 0.0, ConversationWork()  # of the last minutes, and in no snapshot
     for text in (bytes([3] * 50), bytes([77] * 50)):
         prompt = Prompt(keys_of(text), 5000, 100, "m", session_key=4)
         ours_, theirs_ = (each.rank(prompt, FLEET, now)[1] for each in (copy, router))
