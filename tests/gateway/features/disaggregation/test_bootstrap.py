@@ -47,6 +47,18 @@ async def test_what_the_engines_say_of_their_roles_counts_where_no_source_does()
     async with prefiller, decoder, running(prefiller.url, decoder.url) as run:
         code, _, answer = await run.post(CHAT)
         assert (code, answer["choices"][0]["message"]["content"]) == (200, "said")
+        until = asyncio.Event()
+        prefiller.pages = {"/server_info": hangs(until)}
+        await prefiller.stop()
+        state = next(each for each in run.gateway.fleet.replicas if each.name == prefiller.name)
+        await run.gateway.fleet.probe_all(run.gateway.upstream)
+        assert not state.up
+        async with prefiller:
+            probing = asyncio.ensure_future(run.gateway.fleet.probe_all(run.gateway.upstream))
+            await eventually(lambda: state.up)
+            assert not state.answers, "it has restarted, and has not been asked again"
+            until.set()
+            await probing
     assert prefiller.requests[0].json["bootstrap_port"] == 9001
     assert prefiller.requests[0].json == decoder.requests[0].json
 
