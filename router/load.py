@@ -191,7 +191,9 @@ class ReplicaLoad:
         self.line.clear()
 
     def call_next(self, now: float) -> None:
-        """Call the next requests of the line, once all sent streams have their first token. O(leases before theirs)."""
+        """Call the next requests of the line, once all sent streams have their first token. O(leases before theirs); O(line)
+        for each that is called.
+        """
         if self.remote_inflight:
             self._end_line()
             return

@@ -14,7 +14,7 @@ from typing import Any
 
 from gateway.config.aliases import Aliases, chains
 from gateway.config.hints import CLASHES, SOURCES
-from gateway.config.kinds import unix_time
+from gateway.config.kinds import ROLES, unix_time
 from gateway.config.listen import KEYWORDS, listener_problems
 from gateway.config.parse import Key, Problem, key_name
 from gateway.config.schema import (
@@ -90,7 +90,7 @@ def _wrong_roles(values: Mapping[Key, Any], *, found: bool) -> Iterator[Problem]
     for key, value in values.items():
         if len(key) != 3 or key[0] != "pools":
             continue
-        lists = {role: values.get((*key[:2], role)) for role in ("prefill", "decode")}  # None: an invalid one, shown already
+        lists = {role: values.get((*key[:2], role)) for role in ROLES}  # None: an invalid one, shown already
         if key[2] == "replicas" and not value and not found and all(each == () for each in lists.values()):
             yield Problem(key, "at least one replica URL is expected, or a source in `discovery`")
         elif key[2] == "prefill" and value and lists["decode"] == () and not found:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from msgspec import Meta, Struct
 
@@ -33,6 +33,7 @@ SteeringField = Literal[
 ]
 TranslatedApi = Literal["messages", "responses"]
 Role = Literal["prefill", "decode"]
+ROLES: Final[tuple[str, ...]] = get_args(Role)
 BOOTSTRAP_PORT = 8998  # SGLang's default
 KeyHeader = Literal["authorization", "x-api-key"]
 EngineName = Literal["auto", "vllm", "warmroute", "sglang", "llamacpp", "tgi", "ollama", "distributed-llama"]

@@ -11,6 +11,7 @@ from gateway.dialects.api_request import MAX_MODEL_CHARS, MAX_SESSION_CHARS
 from gateway.dialects.prompt.head import head_digest, short_digest
 from gateway.errors import bad_request
 
+SEVERAL_ADAPTERS: Final = "*"  # of a batch
 MAX_SALT_CHARS: Final = 64  # a longer one is replaced by its digest
 _MAX_DIGITS: Final = 32
 _SESSIONS: Final[tuple[str, ...]] = ("prompt_cache_key", "conversation", "session_params")
@@ -99,6 +100,14 @@ def session_of(body: dict[str, Any]) -> str:
             if isinstance(value, str) and value:
                 return value[:MAX_SESSION_CHARS]
     return ""
+
+
+def named_adapter(body: Mapping[str, Any]) -> str:
+    """The adapter that a body names beside its model: see `ApiRequest`."""
+    name = body.get("lora_path")
+    if not name:
+        return ""
+    return name[:MAX_MODEL_CHARS] if isinstance(name, str) else SEVERAL_ADAPTERS
 
 
 def salt_of(body: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ INNER: Final = "vllm_xargs"
 
 def steers(members: Mapping[str, object]) -> bool:
     """True if the members of a body include one of STEERING, or may do so in INNER. members: values, or their spans.
-    O(len(STEERING)).
+    O(members).
     """
     if not STEERING.isdisjoint(members):
         return True

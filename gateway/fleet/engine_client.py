@@ -152,7 +152,7 @@ async def facts_of(
     """
     page: Page = {}
     told, asleep = known.tells_sleep, known.tells_sleep and known.asleep
-    facts = _with_settings(Facts(named or known.engine, known.kv_tokens, tells_sleep=told, asleep=asleep), known)
+    facts = _with_known_settings(Facts(named or known.engine, known.kv_tokens, tells_sleep=told, asleep=asleep), known)
     engine = named or engines.recognise((entry.owner for entry in models.values()), page)
     if not engine.pages:
         return Facts(engine), False
@@ -160,7 +160,7 @@ async def facts_of(
         async with asyncio.timeout(timeout_s):
             page = await _page_of(await _get(upstream, url, "/metrics"))
             engine = named or engines.recognise((entry.owner for entry in models.values()), page)
-            facts = _with_settings(engines.read(engine, page), known)
+            facts = _with_known_settings(engines.read(engine, page), known)
             if facts.kv_tokens is None:
                 facts = replace(facts, kv_tokens=known.kv_tokens)
             for path in engine.inquiries if inquire else ():
@@ -180,8 +180,8 @@ async def facts_of(
     return facts, bool(page)
 
 
-def _with_settings(facts: Facts, known: Facts) -> Facts:
-    """The facts with the earlier ones of its settings."""
+def _with_known_settings(facts: Facts, known: Facts) -> Facts:
+    """The facts with the known ones of its settings, which are asked for rarely."""
     if not facts.engine.settings:
         return replace(facts, priority=facts.engine.priority)
     return replace(facts, priority=known.priority, role=known.role, bootstrap_port=known.bootstrap_port)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from gateway.config.kinds import MAX_RANKS
+from gateway.config.kinds import MAX_RANKS, ROLES
 
 MAX_PAGE_BYTES = 2 << 20  # of any answer that is parsed here; vLLM's page has 60 kB for each of its ranks
 SLICE_BYTES = 64 << 10  # parsed at once: up to 3 ms. A longer line is skipped; vLLM's longest has 3 kB
@@ -200,7 +200,7 @@ def with_settings(facts: Facts, answer: Mapping[str, Any]) -> Facts:
     return replace(
         facts,
         priority=-priority if answer.get("schedule_low_priority_values_first") is True else priority,
-        role=mode if mode in ("prefill", "decode") else "",
+        role=mode if mode in ROLES else "",
         bootstrap_port=port if type(port) is int and 0 < port < 1 << 16 else 0,
     )
 

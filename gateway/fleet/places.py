@@ -47,8 +47,9 @@ class Places:
         self._running = -1  # of the last report with waiting requests; -1: none waited
 
     def learn(self, running: int | None, waiting: int | None, inflight: tuple[int, int], now: float) -> None:
-        """Learn from one report. inflight: the least requests, and the most sequences of them, that this gateway had there
-        while it asked."""
+        """Learn from one report. inflight: the least requests that this gateway had there while it asked, and the most
+        sequences of its requests.
+        """
         least, most = inflight
         if running is None or waiting is None or running + waiting > most + max(FEW, most // 4):
             self.forget()

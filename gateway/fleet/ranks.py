@@ -140,5 +140,12 @@ def of_rank(facts: Facts, member: Member) -> Facts:
     if own.kv_tokens is None and facts.kv_tokens is not None:
         own = replace(own, kv_tokens=max(1, facts.kv_tokens // facts.caches))
     asleep = own.asleep or facts.asleep
-    own = replace(own, role=facts.role, bootstrap_port=facts.bootstrap_port)
-    return replace(own, asleep=asleep, version=facts.version, priority=facts.priority, adapters=facts.adapters)
+    return replace(
+        own,
+        asleep=asleep,
+        version=facts.version,
+        priority=facts.priority,
+        adapters=facts.adapters,
+        role=facts.role,
+        bootstrap_port=facts.bootstrap_port,
+    )

@@ -140,8 +140,8 @@ class ReplicaState:
     @property
     def wakeable(self) -> bool:
         """True if it sleeps, and a request would wake it."""
-        awaits = self.up and not self.draining and not self.leaving and self.facts.asleep
-        return awaits and self.wakes and self.facts.restorable
+        sleeps = self.up and self.facts.asleep and self.facts.restorable
+        return sleeps and self.wakes and not self.draining and not self.leaving
 
     @property
     def doubtful(self) -> bool:

@@ -163,6 +163,23 @@ def test_plain_requests_pass_a_line_for_a_tenth_of_a_second_in_all() -> None:
     assert called(other) == [False]
     send(router, "d", 1, silent=True)
     assert called(other) == [True]
+    assert not router.ledger.loads["r1"].line
+    later = send(router, "e", 50)
+    send(router, "f", 1, silent=True)
+    assert called(later) == [False], "another line"
+
+
+def test_followers_pass_a_line_likewise() -> None:
+    router = router_of()
+    router.add(Replica("r1", shares_inflight=False))
+    running, lead, follower = send(router, "a", 30), send(router, "b", 20), send(router, "b", 22)
+    one, other = send(router, "c", 60), send(router, "d", 60)
+    running.first_token(3.0)
+    lead.release(3.0)
+    lead.first_token(5.0)
+    assert called(follower, one, other) == [True, True, False]
+    follower.release(5.0)
+    assert called(other) == [True]
 
 
 def test_the_next_goes_when_the_running_one_fails_or_moves() -> None:
@@ -189,8 +206,8 @@ def test_a_short_prompt_does_not_pay_for_those_that_it_overtakes_but_for_their_d
 def test_some_are_sent_at_once_for_evidence() -> None:
     router = router_of()
     send(router, "a", 30)
-    sent = [send(router, chr(200 + number), 20).lead is None for number in range(EXPLORE)]
-    assert sent.count(True) == 1
+    bookings = [send(router, chr(200 + number), 20) for number in range(EXPLORE)]
+    assert called(*bookings).count(True) == 1, "and the others still wait"
 
 
 # -- the proof

@@ -12,6 +12,8 @@ import pytest
 
 from router import Booking, Outcome, Prompt, Replica, Router, text_keys
 from router.index.paid import MAX_HOLDERS, MEMORY_SHARE, PaidPrefixes
+from router.learning.conversations import PRIOR
+from router.learning.rates import DEFAULT_RATE
 from router.load import BUSY_S
 from router.pricing.cost import FREE_SHARE
 from router.simulation.fleet import Cache, FleetSpec, RouterPlacement, ServedRequest, Simulation
@@ -330,8 +332,10 @@ def test_only_what_does_not_fit_must_be_forgotten() -> None:
     router.trie.add_replica("r1", 125 * TOKEN_WEIGHT)  # so that there is room for half of what comes
     half = router.rank(numbered(99, 50), R1, 90.0)[0].best.cost.evicted_s
     full = router.rank(numbered(99, 25 + 50), R1, 90.0)[0].best.cost.evicted_s
+    grown = router.rank(numbered(2, 50 + 50), R1, 90.0)[0].best.cost.evicted_s
     assert half == pytest.approx(25 / 8000)
     assert full == pytest.approx(50 / 8000)
+    assert grown == pytest.approx(25 / 8000), "the blocks that it holds already need no room"
 
 
 def test_a_replica_with_room_forgets_nothing() -> None:
@@ -386,6 +390,15 @@ def test_a_conversation_begins_on_the_replica_that_has_worked_less() -> None:
     assert Counter(router.rank(begins, BOTH, 200.0)[0].best.replica for _ in range(20)) == {"r2": 20}
     costs = {one.replica: one.cost for one in router.rank(cold, BOTH, 200.0)[1]}
     assert costs["r1"].others_s == pytest.approx(costs["r2"].others_s, rel=1e-3), "it shares nothing with any conversation"
+
+
+def test_next_turns_begin_no_conversation() -> None:
+    router = router_with("r1")
+    for number in range(20):
+        for turn in range(1, 6):
+            served(router, numbered(number, 100 * turn), 0.0)
+    work = router.ledger.loads["r1"].rate.pool.conversation
+    assert work.value == pytest.approx(20 * 500 / DEFAULT_RATE / (PRIOR + 20))
 
 
 def test_a_prompt_that_shares_only_a_head_is_not_a_returning_session() -> None:

@@ -44,7 +44,7 @@ ListPath = Annotated[str, Meta(max_length=1024, extra={EXPECTED: "the path of a 
 
 
 class ListedReplica(AddedReplica, frozen=True):
-    """A replica of a file that is watched; key and TLS options are its source's. pool: empty: that of the source. role, null:
+    """A replica of a file that is watched; key and TLS options are its source's. pool: empty: that of the source. role: null:
     likewise.
     """
 

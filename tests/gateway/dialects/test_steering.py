@@ -68,11 +68,12 @@ async def test_nor_in_json_that_only_engines_read(before: str, after: str) -> No
         assert b'"input":"text"' in replica.requests[-1].body
 
 
+@pytest.mark.parametrize("more", [{}, {"priority": 1}])
 @pytest.mark.parametrize("path", PATHS[:4])
-async def test_nor_inside_of_vllms_further_arguments(path: str) -> None:
+async def test_nor_inside_of_vllms_further_arguments(path: str, more: dict[str, int]) -> None:
     inner = {"session_id": "s", **STEERED}
     async with FakeReplica() as replica, running(replica) as run:
-        await run.post(of(path) | {"vllm_xargs": inner, "priority": 1})
+        await run.post(of(path) | {"vllm_xargs": inner, **more})
         assert replica.requests[-1].json["vllm_xargs"] == {"session_id": "s"}
         assert "priority" not in replica.requests[-1].json
 

@@ -284,6 +284,12 @@ def test_unknown_facts_of_a_rank_is_an_equal_part() -> None:
     assert of_rank(alone, Member("a", "http://a", "p")) is alone
 
 
+def test_ranks_have_the_role_of_their_server() -> None:
+    server = Facts(SGLANG, caches=2, ranks=(Facts(SGLANG), Facts(SGLANG)), role="prefill", bootstrap_port=9)
+    rank = of_rank(server, Member("a#1", "http://a", "p", server="a", rank=1))
+    assert (rank.role, rank.bootstrap_port) == ("prefill", 9)
+
+
 @pytest.mark.parametrize(
     ("text", "refused"),
     [

@@ -67,7 +67,7 @@ bodies = st.fixed_dictionaries(
     st.sampled_from([CHAT, COMPLETION, OTHER.name, Messages.name, CountTokens.name, Responses.name]),
     st.sampled_from(["", "  \n"]),
 )
-@example({"model": "m", "prompt": ["one", "two"], "stream": True, "cache_salt": "s"}, COMPLETION, "")
+@example({"model": "m", "prompt": ["one", "two"], "stream": True, "cache_salt": "s", "lora_path": "a"}, COMPLETION, "")
 @example({"model": "m", "input": "x" * 100, "store": True}, OTHER.name, "")
 @example({"model": "m", "messages": [{"role": "user", "content": "x"}], "system": BILLED}, CountTokens.name, "")
 def test_it_is_the_same_as_parsing_at_once(body: dict[str, Any], kind: str, tail: str) -> None:

@@ -786,6 +786,16 @@ def test_the_loss_by_evictions_is_of_each_block_by_its_own_last_use() -> None:
     assert trie.eviction_loss("r1", 9, 11.0) == 0.0
 
 
+def test_blocks_that_pending_prompts_will_evict_are_no_loss_of_a_later_one() -> None:
+    trie = trie_with("r1", capacity=4)
+    trie.restore_lifetime((10.0, 1.0), 1.0)
+    trie.insert("r1", keys_of(b"aa"), 1.0)
+    trie.insert("r1", keys_of(b"bb"), 6.0)
+    trie.back("r1", 2)
+    trie.insert("r1", keys_of(b"cc"), 7.0, confirmed=False)
+    assert trie.eviction_loss("r1", 1, 11.0) == pytest.approx(math.exp(-0.5))
+
+
 def test_the_loss_by_evictions_looks_at_few_prompts() -> None:
     trie = trie_with("r1", capacity=4 * MAX_PRICED)
     trie.restore_lifetime((1.0, 1.0), 1.0)

@@ -1,3 +1,5 @@
+"""The work of a conversation, as learned from requests."""
+
 from __future__ import annotations
 
 import pytest

@@ -15,17 +15,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gateway.config.addresses import AddressError, address_of, base_url, parse_base_url
-from gateway.config.kinds import MAX_WEIGHT
+from gateway.config.kinds import MAX_WEIGHT, ROLES
 from gateway.features.discovery.connecting import connected_as
 from gateway.features.discovery.kubernetes.api import Object
 from gateway.features.discovery.section import DiscoveryConfig
-from gateway.fleet.membership import DECODE, PREFILL, REPLICA, Member, fitting
+from gateway.fleet.membership import REPLICA, Member, fitting
 
 ANNOTATION: Final = "warmroute.io/"
 _ANNOTATIONS: Final = ("pool", "model", "port", "weight", "capacity-tokens", "drain", "role", "bootstrap-port")
 POOL, MODEL, PORT, WEIGHT, CAPACITY, DRAIN, ROLE, BOOTSTRAP_PORT = (ANNOTATION + name for name in _ANNOTATIONS)
-LABEL: Final = "llm-d.ai/role"  # where no annotation names the role; of its values, these two
-_ROLES: Final = (PREFILL, DECODE)
+LABEL: Final = "llm-d.ai/role"  # where no annotation names the role; of its values, ROLES
 DEFAULT_PORT: Final = "http"
 MAX_ENDPOINTS: Final = 1000  # per slice: Kubernetes' limit
 MAX_NOTES: Final = 100
@@ -226,12 +225,12 @@ def _annotation_problem(notes: Mapping[str, Any]) -> str:
     if notes.get(DRAIN) not in (None, "true", "false"):
         return f"the annotation {DRAIN} is neither true nor false"
     if ROLE in notes and not _role(notes[ROLE]):
-        return f"the annotation {ROLE} is neither {PREFILL} nor {DECODE}"
+        return f"the annotation {ROLE} is neither {' nor '.join(ROLES)}"
     return ""
 
 
 def _role(value: object) -> str:
-    return value if isinstance(value, str) and value in _ROLES else REPLICA
+    return value if isinstance(value, str) and value in ROLES else REPLICA
 
 
 def _number(value: object, max_value: int) -> int:

@@ -47,6 +47,23 @@ async def test_what_the_engines_say_of_their_roles_counts_where_no_source_does()
     async with prefiller, decoder, running(prefiller.url, decoder.url) as run:
         code, _, answer = await run.post(CHAT)
         assert (code, answer["choices"][0]["message"]["content"]) == (200, "said")
+        fleet, until = run.gateway.fleet, asyncio.Event()
+
+        async def later(_request: Any, writer: Any) -> None:
+            await until.wait()
+            writer.write(http(200, b'{"disaggregation_mode":"null"}'))
+
+        prefiller.pages = {"/server_info": later}
+        await prefiller.stop()
+        await fleet.probe_all(run.gateway.upstream)
+        assert not fleet.target("m").prefillers
+        async with prefiller:
+            probing = asyncio.ensure_future(fleet.probe_all(run.gateway.upstream))
+            await eventually(lambda: fleet.target("m").prefillers)
+            assert fleet.target("m").replicas.keys() == {decoder.name}, "it has restarted, and has not been asked again"
+            until.set()
+            await probing
+            assert fleet.target("m").replicas.keys() == {decoder.name, prefiller.name}
     assert prefiller.requests[0].json["bootstrap_port"] == 9001
     assert prefiller.requests[0].json == decoder.requests[0].json
 

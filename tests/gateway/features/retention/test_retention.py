@@ -42,3 +42,10 @@ async def test_only_our_replica_gets_a_hint_for_a_session(owner: str, headers: A
 async def test_a_clients_own_hint_counts(own: dict[str, Any]) -> None:
     hint, got = await hints("warmroute", SESSION, RETAINS, **own)
     assert {**got, **({"cache_retention": hint} if hint else {})} == {**BODY, **own}
+
+
+async def test_embeddings_get_no_hint() -> None:
+    body = {"model": "m", "input": "text"}
+    async with FakeReplica(listing=models("m", owner="warmroute")) as replica, running(replica, **RETAINS) as run:
+        await run.post(body, "/v1/embeddings", headers=SESSION)
+        assert replica.requests[-1].json == body
