@@ -130,6 +130,7 @@ HOT = (
     "gateway/dialects/responses/usage.py",
     "gateway/dialects/table.py",
     "gateway/features/translation/answers.py",
+    "gateway/features/retention/form.py",
     "gateway/features/translation/forms.py",
     "gateway/features/translation/messages/answer.py",
     "gateway/features/translation/messages/echo.py",

@@ -112,7 +112,7 @@ def adapter_of(models: Models, name: str) -> str:
     """The adapter that a request for the model `name` uses; "": none. The model list names its parent, which is listed, too;
     or the name is MODEL:ADAPTER (SGLang).
     """
-    base, _, last = name.partition(":")
+    base, _, last = name.rpartition(":")
     adapter = name if name in models else last
     entry = models.get(adapter)
     if entry is None or not entry.parent or entry.parent == adapter or entry.parent not in models:

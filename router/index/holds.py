@@ -140,7 +140,7 @@ class UseList:
 
     def reusable(self, excess: int, most_holds: int, now: float, lifetime_s: float) -> float:
         """The weight of the stalest blocks that together weigh `excess`, without the doomed ones, each times its probability of
-        reuse (`reuse_chance`). Beyond most_holds holds all blocks count like the last one. O(most_holds).
+        reuse (`reuse_chance`). Beyond most_holds holds all blocks count like the last one. O(most_holds + doomed holds).
         """
         hold, used, chance, found = self.ring.fresher, -1.0, 1.0, 0.0
         while excess > 0 and most_holds and hold is not self.ring:
@@ -150,8 +150,8 @@ class UseList:
                     used, chance = hold.used, reuse_chance(now - hold.used, lifetime_s)
                 found += chance * (weight if weight < excess else excess)
                 excess -= weight
+                most_holds -= 1
             hold = hold.fresher
-            most_holds -= 1
         return found + chance * excess if excess > 0 else found
 
     def used_since(self, since: float, most_holds: int, confirmed: bool) -> int | None:

@@ -18,7 +18,7 @@ from gateway.dialects.anthropic.sessions import user_session
 from gateway.dialects.anthropic.stream import OPENING, MessageReader
 from gateway.dialects.anthropic.usage import parse_usage
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
-from gateway.dialects.body import json_object, model_of, output_limit, salt_of, session_of, wants_stream
+from gateway.dialects.body import json_object, model_of, named_adapter, output_limit, salt_of, session_of, wants_stream
 from gateway.dialects.diagnosis import Diagnosis, Fingerprint
 from gateway.dialects.dialect import AnswerEditor, AnswerTail, Dialect, StreamReader, cannot_count
 from gateway.dialects.events.first_event import FirstEvent
@@ -57,6 +57,7 @@ class Messages(Dialect):
         if may_mark(raw):
             require_breakpoints(body)
         api.countable, api.textual, api.steers = not runs_tools(body), prompt.textual, steers(body)
+        api.adapter = named_adapter(body)
         api.billing = _billing(raw, body, most)
         api.prewarm = _prewarm(raw, body, most)
         api.diagnosis = _diagnosis(raw, body, prompt, most)

@@ -9,7 +9,7 @@ import orjson
 
 from gateway.dialects.answer import UsageTail, usage_of
 from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.body import json_object, model_of, output_limit, salt_of, session_of, wants_stream
+from gateway.dialects.body import json_object, model_of, named_adapter, output_limit, salt_of, session_of, wants_stream
 from gateway.dialects.dialect import AnswerTail, Dialect, StreamReader, cannot_count
 from gateway.dialects.events.first_event import FirstEvent
 from gateway.dialects.events.named import first_event, name_of
@@ -49,6 +49,7 @@ class Responses(Dialect):
         api = ApiRequest(model, prompt.joined(), salt_of(body), stream=stream, metered=True, body=raw)
         api.breakpoints, api.images = prompt.breakpoints(), prompt.images
         api.references, api.textual, api.steers = prompt.refers, prompt.textual, steers(body)
+        api.adapter = named_adapter(body)
         api.countable = not (prompt.refers or has_context(body) or runs_tools(body) or body.get("truncation") == "auto")
         api.stores = body.get("background") is True
         api.session, api.output = session_of(body), output_limit(body, _LIMITS)
