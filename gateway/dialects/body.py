@@ -11,6 +11,7 @@ from gateway.dialects.api_request import MAX_MODEL_CHARS, MAX_SESSION_CHARS
 from gateway.dialects.prompt.head import head_digest, short_digest
 from gateway.errors import bad_request
 
+SEVERAL_ADAPTERS: Final = "*"  # for a batch
 MAX_SALT_CHARS: Final = 64  # a longer one is replaced by its digest
 _MAX_DIGITS: Final = 32
 _SESSIONS: Final[tuple[str, ...]] = ("prompt_cache_key", "conversation", "session_params")
@@ -37,6 +38,16 @@ def model_of(body: Mapping[str, Any]) -> str:
     if not isinstance(model, str) or not 0 < len(model) <= MAX_MODEL_CHARS:
         raise bad_request("'model' is required and must be a string: the name of a model that GET /v1/models lists.", "model")
     return model
+
+
+def named_adapter(body: Mapping[str, Any]) -> str:
+    """The adapter in `lora_path`, by which SGLang computes chats, completions and embeddings. "": none; SEVERAL_ADAPTERS: one
+    for each prompt of a batch.
+    """
+    adapter = body.get("lora_path")
+    if not adapter:
+        return ""
+    return adapter[:MAX_MODEL_CHARS] if isinstance(adapter, str) else SEVERAL_ADAPTERS
 
 
 def other_spelling(names: Iterable[str]) -> str:
