@@ -51,6 +51,7 @@ class ReplicaLoad:
     further: int = 0  # sequences of these, beyond one for each
     remote_inflight: int = 0  # of these, booked by other routers
     decoding: int = 0  # of these, past their first token
+    presumed: int = 0  # of these, by the estimated end of their prefill: silent ones
     booked_tokens: int = 0  # uncached prompt tokens of leases before their first token
     remote_booked_tokens: int = 0  # of these, booked by other routers
     active_tokens: int = 0  # prompt tokens of all open leases
@@ -363,6 +364,7 @@ class Lease:
         load = self.load
         self.decoding = True
         load.decoding += 1
+        load.presumed += self.silent
         load.booked_tokens -= self.uncached_tokens
         if self.remote:
             load.remote_booked_tokens -= self.uncached_tokens
@@ -441,6 +443,7 @@ class Lease:
             load.remote_inflight -= 1
         if self.decoding:
             load.decoding -= 1
+            load.presumed -= self.silent
             return
         load.booked_tokens -= self.uncached_tokens
         if self.remote:
@@ -545,7 +548,7 @@ class BookingLedger:
     def check(self) -> None:
         """Raises AssertionError if the counts are inconsistent; tests compare them with their leases."""
         for name, load in self.loads.items():
-            assert 0 <= load.decoding <= load.inflight <= load.sequences
+            assert 0 <= load.presumed <= load.decoding <= load.inflight <= load.sequences
             assert load.booked_tokens >= 0
             waiting = load.waiting
             assert load.booked_tokens == sum(lease.uncached_tokens for lease in waiting)

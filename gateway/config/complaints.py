@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import inspect
@@ -27,7 +27,7 @@ def complaint(hint: Any, value: object, number: float | None, reason: str) -> st
         info = next(each for each in info.types if not isinstance(each, inspect.NoneType))
     match info:
         case inspect.LiteralType() if expected is None:
-            return f"{shown(value)} is not one of {', '.join(typing.get_args(bare(hint)))}"
+            return f"{shown(value)} is not one of {', '.join(_names(bare(hint)))}"
         case inspect.VarTupleType(max_length=int(most)) if isinstance(value, tuple) and len(value) > most:
             return f"at most {most} are possible, got {len(value)}"
         case inspect.DictType(max_length=int(most)) if isinstance(value, dict) and len(value) > most:
@@ -42,6 +42,11 @@ def complaint(hint: Any, value: object, number: float | None, reason: str) -> st
         return f"{wrong}, got a {type(value).__name__}"
     quotes = ": put it in quotes if that is the name" if NAME in extra and isinstance(value, bool | int | float) else ""
     return f"{wrong}, got {'none' if value == () else shown(value)}{quotes}"
+
+
+def _names(kind: Any) -> Sequence[str]:
+    """The names of a Literal, or of an optional one, in their order."""
+    return typing.get_args(kind if typing.get_origin(kind) is typing.Literal else typing.get_args(kind)[0])
 
 
 def _number_complaint(info: inspect.IntType | inspect.FloatType, value: object, expected: str | None) -> str | None:

@@ -40,6 +40,16 @@ def model_of(body: Mapping[str, Any]) -> str:
     return model
 
 
+def named_adapter(body: Mapping[str, Any]) -> str:
+    """The adapter in `lora_path`, by which SGLang computes chats, completions and embeddings. "": none; SEVERAL_ADAPTERS: one
+    for each prompt of a batch.
+    """
+    adapter = body.get("lora_path")
+    if not adapter:
+        return ""
+    return adapter[:MAX_MODEL_CHARS] if isinstance(adapter, str) else SEVERAL_ADAPTERS
+
+
 def other_spelling(names: Iterable[str]) -> str:
     """A member that is "model" except for upper case; "" if there is none. Engines that ignore case (Go's JSON, so Ollama)
     would serve the model that it names, unchecked by keys, prices and routes.

@@ -121,7 +121,8 @@ def _other(raw: bytes, body: Mapping[str, Any], prompt: bytes | list[int] | None
     model = body.get("model")
     model = model if isinstance(model, str) and len(model) <= MAX_MODEL_CHARS else ""
     api = ApiRequest(model, prompt, salt, stream=body.get("stream") is True, metered=False, body=raw)
-    api.stores, api.steers, api.adapter = _stores(body), steers(body), named_adapter(body)
+    api.stores, api.steers = _stores(body), steers(body)
+    api.adapter = named_adapter(body) if model else ""  # without a model it is a path, of an adapter to be loaded
     return api
 
 

@@ -108,7 +108,8 @@ class Target:
             if self.draining:
                 public = "No replica that serves this model takes new requests: the replicas that are up are draining or asleep"
             what = "Undrain or wake one, or wait for another" if self.draining else "They are probed continually; retry"
-            text = f"{public}: {self.down or 'there are none at present'}. {what}."
+            absent = "only prefillers are" if self.prefillers else "there are none at present"
+            text = f"{public}: {self.down or absent}. {what}."
             raise no_replica(text, public=f"{public}. Retry.")
 
 

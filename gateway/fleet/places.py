@@ -6,7 +6,7 @@ replica has as many places as its engine runs, and some to spare, so that the en
 
     evidence                                                  places
     a new replica                                             FIRST
-    that many answers have their first token                  these, and spare ones
+    that many streams have their first token                  these, and spare ones
     none waits in the engine, and all places are taken        half as many again
     requests wait there, and no more run than a report ago    the running ones, and spare ones
     there are more sequences than this gateway has sent       unknown: a request that waits here loses its turn there
@@ -67,7 +67,7 @@ class Places:
             self._running = running
 
     def began(self, decoding: int) -> None:
-        """So many answers are running: they have their first token."""
+        """So many streams are running: they have their first token. Plain answers show none."""
         if decoding >= self.value - 1:
             self.value = max(self.value, with_spare(decoding))
 

@@ -46,7 +46,7 @@ class PoolPlaces(PlaceGate):
         """Count the answers that have begun. O(replicas)."""
         for state in self.replicas:
             if (load := self._loads.get(state.name)) is not None:
-                state.places.began(load.decoding)
+                state.places.began(load.decoding - load.presumed)
         self.count()
 
     def free(self, granted: int) -> bool:

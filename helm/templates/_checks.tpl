@@ -2,10 +2,12 @@
 
 {{- define "warmroute.checkReplicas" -}}
 {{- range $pool, $each := .Values.config.pools -}}
-{{- range $place, $replica := $each.replicas -}}
+{{- range $list := list "replicas" "prefill" "decode" -}}
+{{- range $place, $replica := index $each $list -}}
 {{- $url := (ternary (dict "url" $replica) $replica (kindIs "string" $replica)).url -}}
 {{- with regexFind "/v1/(chat/completions|completions|embeddings|models|responses|messages|score|rerank|tokenize)/*$" $url -}}
-{{- fail (printf "config.pools[%d].replicas[%d]: %s is the URL of an API path, not a base URL; write %s" $pool $place $url (trimSuffix . $url)) -}}
+{{- fail (printf "config.pools[%d].%s[%d]: %s is the URL of an API path, not a base URL; write %s" $pool $list $place $url (trimSuffix . $url)) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

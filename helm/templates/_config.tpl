@@ -17,8 +17,8 @@
 {{- fail "config.pools is empty: name at least one replica, for example --set 'config.pools[0].replicas[0]=http://vllm-0:8000', or where they are found, --set config.discovery[0].kubernetes=SERVICE, or let the chart run some, replicas.enabled" -}}
 {{- end -}}
 {{- range $index, $pool := ternary (list) .Values.config.pools (not (empty $sources)) -}}
-{{- if not $pool.replicas -}}
-{{- fail (printf "config.pools[%d].replicas is empty: a pool needs at least one replica URL" $index) -}}
+{{- if not (or $pool.replicas $pool.decode) -}}
+{{- fail (printf "config.pools[%d].replicas is empty: a pool needs at least one replica URL, or one in decode" $index) -}}
 {{- end -}}
 {{- end -}}
 {{- include "warmroute.checkReplicas" . -}}

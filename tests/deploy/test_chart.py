@@ -502,6 +502,13 @@ def test_no_replicas_is_refused(helm: Helm, pools: list[Any], message: str) -> N
     assert message in helm.refusal({"config": {"pools": pools}})
 
 
+def test_decoders_are_replicas_and_prefillers_alone_are_none(helm: Helm) -> None:
+    pool = {"prefill": ["http://p:8000"], "decode": [{"url": "http://d:8000"}]}
+    made = yaml.safe_load(helm.objects({"config": {"pools": [pool]}})["ConfigMap"]["data"]["config.yaml"])
+    assert made["pools"] == [pool]
+    assert "config.pools[0].replicas is empty" in helm.refusal({"config": {"pools": [{"prefill": ["http://p:8000"]}]}})
+
+
 REFUSED: Mapping[str, tuple[Any, str]] = {
     **{
         f"/v1/{path}": (
@@ -514,6 +521,10 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
     "replica with keys": (
         {"pools": [{"replicas": [{"url": "http://a/v1/score"}]}]},
         "http://a/v1/score is the URL of an API path",
+    ),
+    "decoder": (
+        {"pools": [{"decode": ["http://a/v1/score"]}]},
+        "config.pools[0].decode[0]: http://a/v1/score is the URL of an API path",
     ),
     "no port": ({"discovery": [{"dns": {"name": "vllm"}}]}, "config.discovery[0].dns.port is missing"),
     "short, no port": ({"discovery": [{"kubernetes": "a"}, {"dns": "vllm"}]}, "config.discovery[1].dns.port is missing"),

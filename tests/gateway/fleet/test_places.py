@@ -17,6 +17,7 @@ from gateway.fleet.membership import Member
 from gateway.fleet.places import FIRST, MOST, STALE_S, Places, with_spare
 from gateway.fleet.pool_places import PoolPlaces
 from gateway.fleet.state import ReplicaState
+from router.load import BookingLedger
 from tests.gateway.conftest import Running, eventually, running
 from tests.support.fakes import FakeReplica, FakeRequest, http, models, streams
 
@@ -246,3 +247,17 @@ def test_old_figures_hold_nothing_back(age_s: float) -> None:
     assert gate.total == FIRST
     assert gate.free(FIRST - 1)
     assert gate.free(FIRST) == (age_s > STALE_S)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_the_estimated_end_of_a_prefill_is_no_first_token(silent: bool) -> None:
+    state, ledger = ReplicaState(Member("r", "http://r", "pool"), Breaker(Random(1)), up=True), BookingLedger()
+    state.places.learn(0, 0, (0, 0), 100.0)
+    leases = [ledger.open("r", 9, 9, 100.0, silent=silent) for _ in range(FIRST)]
+    for lease in leases:
+        lease.prefilled(101.0)
+    PoolPlaces([state], ledger.loads, lambda: 101.0, asyncio.Event()).look()
+    assert state.places.value == (FIRST if silent else with_spare(FIRST))
+    for lease in leases:
+        lease.close(102.0)
+    ledger.check()

@@ -68,6 +68,14 @@ async def test_what_the_engines_say_of_their_roles_counts_where_no_source_does()
     assert prefiller.requests[0].json == decoder.requests[0].json
 
 
+async def test_prefillers_alone_are_no_pool_and_the_error_says_so() -> None:
+    prefiller = sglang(answers("x"))
+    prefiller.pages = {"/server_info": writes(http(200, b'{"disaggregation_mode":"prefill"}'))}
+    async with prefiller, running(prefiller.url) as run:
+        code, _, answer = await run.post(CHAT)
+    assert (code, "only prefillers are" in answer["error"]["message"]) == (503, True), answer
+
+
 async def test_both_legs_have_the_priority() -> None:
     settings = {"/server_info": writes(http(200, b'{"enable_priority_scheduling":true}'))}
     prefiller, decoder = sglang(answers("x")), sglang(answers("said"))

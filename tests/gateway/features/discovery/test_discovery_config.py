@@ -146,6 +146,7 @@ def test_pools_may_be_left_out(tmp_path: Path) -> None:
         ([{"file": "a", "tls": True}], "discovery[0].tls: a file has the whole URLs of its replicas"),
         ([{"dns": {"name": "a.b", "port": 1, "servers": ["fe80::1%eth0"]}}], "is not the address of a name server"),
         ([{"kubernetes": {"service": "a", "port": "8000"}}], "discovery[0].kubernetes.port: "),
+        ([{"file": "a", "role": "decoder"}], "discovery[0].role: 'decoder' is not one of prefill, decode"),
         ([{"file": "a"}] * 65, "discovery"),
         ([{"kubernetse": "a"}], "discovery[0].kubernetse: unknown key; did you mean 'kubernetes'?"),
     ],
