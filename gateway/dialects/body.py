@@ -14,6 +14,7 @@ from gateway.errors import bad_request
 MAX_SALT_CHARS: Final = 64  # a longer one is replaced by its digest
 _MAX_DIGITS: Final = 32
 _SESSIONS: Final[tuple[str, ...]] = ("prompt_cache_key", "conversation", "session_params")
+_SEVERAL_ADAPTERS: Final = "*"  # for a batch
 _DIGEST: Final = "digest:"
 _SEPARATOR: Final = "\x1c"  # before the digest of a salt, and between a salt and the digest of a prompt's head
 
@@ -47,6 +48,14 @@ def other_spelling(names: Iterable[str]) -> str:
         if len(name) == 5 and name != "model" and name.lower() == "model":
             return name
     return ""
+
+
+def adapter_in(body: Mapping[str, Any]) -> str:
+    """`ApiRequest.adapter`."""
+    adapter = body.get("lora_path")
+    if not adapter:
+        return ""
+    return adapter[:MAX_MODEL_CHARS] if isinstance(adapter, str) else _SEVERAL_ADAPTERS
 
 
 def wants_stream(body: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 import orjson
 
 from gateway.dialects.api_request import MAX_MODEL_CHARS, ApiRequest
-from gateway.dialects.body import digested, headed_salt, other_spelling, salt_of
+from gateway.dialects.body import adapter_in, digested, headed_salt, other_spelling, salt_of
 from gateway.dialects.dialect import Dialect, StreamReader
 from gateway.dialects.json_edits import read_object
 from gateway.dialects.lenient import BOM
@@ -25,7 +25,8 @@ from gateway.dialects.prompt.chat import chat_prompt
 from gateway.dialects.steering import steers
 from gateway.errors import GatewayError
 
-_MEMBERS: Final = ("model", "stream", "store", "background", "cache_salt")  # members that are read beside the prompt
+# Members that are read beside the prompt.
+_MEMBERS: Final = ("model", "stream", "store", "background", "cache_salt", "lora_path")
 _MAX_SCANNED: Final = 1 << 20  # strings and brackets, in a body with too many values to be parsed
 _NO_OBJECT: Final = re.compile(rb"(?:\xef\xbb\xbf)?+[ \t\r\n]{0,1024}+[^ \t\r\n{]")  # to a parser of UTF-8
 
@@ -121,7 +122,7 @@ def _other(raw: bytes, body: Mapping[str, Any], prompt: bytes | list[int] | None
     model = body.get("model")
     model = model if isinstance(model, str) and len(model) <= MAX_MODEL_CHARS else ""
     api = ApiRequest(model, prompt, salt, stream=body.get("stream") is True, metered=False, body=raw)
-    api.stores, api.steers = _stores(body), steers(body)
+    api.stores, api.steers, api.adapter = _stores(body), steers(body), adapter_in(body)
     return api
 
 

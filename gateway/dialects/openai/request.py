@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.dialects.api_request import MAX_MODEL_CHARS, ApiRequest, NeedsHelper
+from gateway.dialects.api_request import ApiRequest, NeedsHelper
 from gateway.dialects.body import (
+    adapter_in,
     headed_salt,
     json_object,
     model_of,
@@ -32,8 +33,6 @@ from gateway.errors import bad_request
 CHAT: Final = "chat"
 COMPLETION: Final = "completion"
 GUESS: Final = "guess"  # a chat if the body has messages, else a completion: for a dry run, whose path is the same for both
-
-SEVERAL_ADAPTERS: Final = "*"  # for a batch
 
 _OPTIONS: Final = "stream_options"
 _WANTED: Final = "include_usage"
@@ -73,8 +72,7 @@ def parse(kind: str, raw: bytes, most: int = 0) -> ApiRequest:
     api.countable = _counts_prompt(body) and (kind == CHAT or not is_batch(body.get("prompt")))
     api.session, api.breakpoints, api.size, api.images = session_of(body), breakpoints, size, images
     api.output, api.textual, api.steers = output_limit(body, _LIMITS), textual, steers(body)
-    if adapter := body.get("lora_path"):
-        api.adapter = adapter[:MAX_MODEL_CHARS] if isinstance(adapter, str) else SEVERAL_ADAPTERS
+    api.adapter = adapter_in(body)
     if not api.countable:
         api.answers = _answers(body, kind)
     if stream and not _asks_usage(body):

@@ -214,7 +214,8 @@ async def test_an_adapter_that_a_body_names_has_to_be_allowed(
     """SGLang computes a request with the adapter of its `lora_path`, whatever the model is."""
     async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
         _, key = await made(run, models=["m", "m:ad-*"])
-        assert (await run.post({**BODY, "lora_path": path}, headers=bearer(key)))[0] == expected
+        for body, url in ((BODY, "/v1/chat/completions"), ({"model": "m", "input": "x"}, "/v1/embeddings")):
+            assert (await run.post({**body, "lora_path": path}, url, headers=bearer(key)))[0] == expected
 
 
 async def test_models_in_forms_and_queries_have_to_be_allowed_too(tmp_path: Path) -> None:
