@@ -239,12 +239,15 @@ class ReplicaLoad:
         return self.remaining_tokens(now) - self.remote_booked_tokens
 
     def busy(self, now: float) -> float:
-        """The share of the time in which the replica has computed prompts lately, by estimates: it may exceed 1."""
+        """The share of the time in which the replica has computed prompts lately, by estimates: with several prompts at once it
+        may exceed 1.
+        """
         ago = now - self.worked_at
         return self.worked * (math.exp(-ago / BUSY_S) if ago > 0 else 1.0) / BUSY_S
 
     def count_work(self, seconds: float, now: float) -> None:
         """The replica has computed a prompt for so long."""
+        self.rate.pool.conversation.worked(seconds)
         self.worked = self.busy(now) * BUSY_S + seconds
         self.worked_at = max(self.worked_at, now)
 
@@ -368,7 +371,8 @@ class Lease:
         load.booked_tokens -= self.uncached_tokens
         if self.remote:
             load.remote_booked_tokens -= self.uncached_tokens
-        load.count_work(self.uncached_tokens / load.rate.value, now)
+        # Text of long tokens seems more work than it is, but cannot take longer than the request has waited.
+        load.count_work(min(self.uncached_tokens / load.rate.value, max(0.0, now - self.sent)), now)
         if load.foreign is not None:
             load.foreign.computed(self.uncached_tokens)
         load.leave_queue(self)

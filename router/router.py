@@ -538,8 +538,7 @@ class Router(Owner):
         booking.pending, booking.tail, booking.reserved = True, self.trie.tail, self.trie.reserved
         matched = max(0, lease.prompt_tokens - lease.uncached_tokens)  # another router's numbers may be of two moments
         next_turn = idle_s is not None and matched * 2 >= lease.prompt_tokens
-        rate = lease.load.rate
-        rate.pool.conversation.learn(lease.uncached_tokens / rate.value, begins=not next_turn)
+        lease.load.rate.pool.conversation.sent(begins=not next_turn)
         if idle_s is not None:
             self.ledger.record_return(lease.load, idle_s, min(1.0, matched / TURN_TOKENS), next_turn, now)
 

@@ -112,14 +112,6 @@ def session_of(body: dict[str, Any]) -> str:
     return ""
 
 
-def named_adapter(body: Mapping[str, Any]) -> str:
-    """The adapter that a body names beside its model: see `ApiRequest`."""
-    name = body.get("lora_path")
-    if not name:
-        return ""
-    return name[:MAX_MODEL_CHARS] if isinstance(name, str) else SEVERAL_ADAPTERS
-
-
 def salt_of(body: Mapping[str, Any]) -> str:
     """The cache salt, of bounded length; "": there is none."""
     salt = body.get("cache_salt")

@@ -66,7 +66,7 @@ LOGGED = 100  # lines for replicas that join or leave in one change
 @dataclass(frozen=True, slots=True)
 class Target:
     """The replicas for a model. label: the model's bounded name for metrics. replicas: the live ones, or else the doubtful
-    ones. down: the replicas that serve the model but are not live, with the reasons. draining: some of these are up, but drain.
+    ones. down: the replicas of its pool that get no requests, with the reasons. draining: some of these are up, but drain.
     pool: its name. fallback: target of requests that the pool cannot serve. named: the pool was named by another pool's
     fallback, and not found by the model. translate, delta: as in `Pool`. adapter: that of the model's name, or "".
     prefillers: live replicas that compute prompts for others, and are not in `replicas`.
@@ -108,8 +108,7 @@ class Target:
             if self.draining:
                 public = "No replica that serves this model takes new requests: the replicas that are up are draining or asleep"
             what = "Undrain or wake one, or wait for another" if self.draining else "They are probed continually; retry"
-            absent = "only prefillers are" if self.prefillers else "there are none at present"
-            text = f"{public}: {self.down or absent}. {what}."
+            text = f"{public}: {self.down or 'there are none at present'}. {what}."
             raise no_replica(text, public=f"{public}. Retry.")
 
 
@@ -679,7 +678,7 @@ def _target_of(pool: Pool, model: str, label: str) -> Target:
         model,
         label,
         {state.name: state for state in serving},
-        first_names([f"{state.name} ({state.down_reason})" for state in pool.replicas if not state.live]),
+        first_names([f"{state.name} ({state.down_reason})" for state in pool.replicas if not (state.live and state.answers)]),
         pool.admission,
         pool.resume_streams,
         pool.strip_billing_header,

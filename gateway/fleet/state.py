@@ -19,6 +19,7 @@ from gateway.fleet.refusals import Refusals
 NOT_PROBED = "not probed yet"
 DRAINING = "draining"
 ASLEEP = "asleep"
+NO_ANSWERS = "it only computes prompts"
 BETWEEN_PROCESSES = frozenset([REFUSED, LOADING])  # reasons of a failure that show that a process has ended, or just begun
 LACKS_S = 600.0  # after which a replica is asked again for a dialect that it lacked: it may have been upgraded
 LACKED_S = 10.0  # likewise, if no replica is known to speak the dialect
@@ -158,9 +159,11 @@ class ReplicaState:
 
     @property
     def down_reason(self) -> str:
-        """The reason why it is not live."""
+        """The reason why it gets no requests of clients: it is not live, or does not answer."""
         if not self.up:
             return self.error
+        if self.live:
+            return NO_ANSWERS
         return ASLEEP if self.facts.asleep and not self.draining else DRAINING
 
     def speaks(self, dialect: str, now: float) -> bool:

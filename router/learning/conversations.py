@@ -26,9 +26,8 @@ class ConversationWork:
         self._requests = PRIOR
         self.returning = 1.0
 
-    def learn(self, seconds: float, *, begins: bool) -> None:
-        """A request was sent that computes for so long. begins: it is no next turn."""
-        self._seconds += seconds
+    def sent(self, *, begins: bool) -> None:
+        """A request was sent. begins: it is no next turn."""
         self._requests += 1.0
         if begins:
             self._begun += 1.0
@@ -36,8 +35,12 @@ class ConversationWork:
             self._seconds /= 2.0
             self._requests /= 2.0
             self._begun /= 2.0
-        self.request_s = self._seconds / self._requests
         self.returning = 1.0 - self._begun / self._requests
+
+    def worked(self, seconds: float) -> None:
+        """A request was computed for so long."""
+        self._seconds += seconds
+        self.request_s = self._seconds / self._requests
         self.value = min(self._seconds / (self._begun + PRIOR), MOST_REQUESTS * self.request_s)
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, initialize, invariant, rule
 
-from router.load import BookingLedger, Lease
+from router.load import BUSY_S, BookingLedger, Lease
 from tests.support.machines import STEPS, CountedMachine, steps_of
 from tests.support.strategies import replicas
 
@@ -209,3 +209,11 @@ def test_a_busy_replica_that_left_keeps_its_count_until_its_leases_are_home() ->
     lease.close(0.0)
     ledger.remove("r")
     assert repr(ledger) == "<Ledger >"
+
+
+def test_a_replica_is_busy_no_longer_than_a_request_has_waited() -> None:
+    """Ten seconds of work by the estimate of its tokens, of which it takes one."""
+    ledger = BookingLedger()
+    lease = ledger.open("r", 80_000, 80_000, 0.0)
+    lease.first_token(1.0)
+    assert lease.load.busy(1.0) * BUSY_S == pytest.approx(1.0)

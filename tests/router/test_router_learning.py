@@ -379,8 +379,8 @@ def test_a_conversation_begins_on_the_replica_that_has_worked_less() -> None:
     for turn in range(20):
         for name, blocks in (("r1", 40_000), ("r2", 4)):
             booking = router.choose(numbered(turn, blocks), [name], 10.0 * turn)
-            booking.first_token(10.0 * turn)
-            booking.close(OK, 10.0 * turn)
+            booking.first_token(10.0 * turn + 5.0)
+            booking.close(OK, 10.0 * turn + 5.0)
     for name in BOTH:
         served(router, prompt_of(b"h" * 100), 200.0, name=name)
     begins, cold = prompt_of(b"h" * 100 + b"new"), numbered(99, 100)

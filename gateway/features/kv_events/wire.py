@@ -86,6 +86,7 @@ _Parts = Annotated[list[Raw], Meta(max_length=64)] | Annotated[dict[str, Raw], M
 _parts: Final = Decoder(_Parts).decode
 _events: Final = Decoder(Annotated[list[Raw], Meta(max_length=MAX_EVENTS)]).decode
 _decode: Final = Decoder().decode
+_kind: Final = Decoder(str).decode
 _integers: Final = Decoder(list[int] | None).decode
 _LISTS: Final[Mapping[str, Callable[[Raw], Any]]] = {
     "block_hashes": Decoder(list[int | bytes]).decode,
@@ -118,7 +119,7 @@ def _large(raw: Raw) -> Mapping[str, Any]:
     """The known members of a large event."""
     parts = _parts(raw)
     if isinstance(parts, list):
-        parts = dict(zip(_REMOVED if _decode(parts[0]) == "BlockRemoved" else _STORED, parts, strict=False))
+        parts = dict(zip(_REMOVED if _kind(parts[0]) == "BlockRemoved" else _STORED, parts, strict=False))
     known = {name: part for name, part in parts.items() if name in _KNOWN}
     if any(len(memoryview(part)) > LARGE for name, part in known.items() if name not in _LISTS):
         raise ValueError("too large a member")

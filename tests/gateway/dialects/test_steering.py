@@ -38,7 +38,7 @@ def of(path: str) -> dict[str, Any]:
 def test_what_is_left_is_the_object_without_them(members: list[tuple[str, Any]], space: str) -> None:
     pairs = [f"{space}{json.dumps(name)}{space}:{space}{json.dumps(value)}{space}" for name, value in members]
     raw = (space + "{" + (",".join(pairs) or space) + "}" + space).encode()
-    left = orjson.loads(apply(raw, cuts(raw, STEERING)))
+    left = json.loads(apply(raw, cuts(raw, STEERING)))  # orjson makes floats of large integers
     assert left == {name: value for name, value in members if name not in STEERING}
 
 

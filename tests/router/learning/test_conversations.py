@@ -11,7 +11,8 @@ def learned(conversations: int, turns: int, seconds: float) -> ConversationWork:
     work = ConversationWork()
     for _ in range(conversations):
         for turn in range(turns):
-            work.learn(seconds, begins=turn == 0)
+            work.sent(begins=turn == 0)
+            work.worked(seconds)
     return work
 
 
@@ -34,5 +35,6 @@ def test_the_share_of_next_turns_is_learned() -> None:
 def test_old_requests_are_forgotten() -> None:
     work = learned(1, int(4 * MEMORY), 1.0)
     for _ in range(int(4 * MEMORY)):
-        work.learn(0.25, begins=True)
+        work.sent(begins=True)
+        work.worked(0.25)
     assert work.value == pytest.approx(0.25, rel=0.2)

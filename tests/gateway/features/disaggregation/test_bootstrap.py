@@ -73,7 +73,7 @@ async def test_prefillers_alone_are_no_pool_and_the_error_says_so() -> None:
     prefiller.pages = {"/server_info": writes(http(200, b'{"disaggregation_mode":"prefill"}'))}
     async with prefiller, running(prefiller.url) as run:
         code, _, answer = await run.post(CHAT)
-    assert (code, "only prefillers are" in answer["error"]["message"]) == (503, True), answer
+    assert (code, "it only computes prompts" in answer["error"]["message"]) == (503, True), answer
 
 
 async def test_both_legs_have_the_priority() -> None:

@@ -274,4 +274,6 @@ async def test_prefillers_answer_no_client() -> None:
         await decoder.stop()
         code, _, answer = await run.post(CHAT)
         assert code in (502, 503), answer
+        code, _, answer = await run.post(CHAT)
+        assert (code, "p0 (it only computes prompts)" in answer["error"]["message"]) == (503, True)
     assert len(prefiller.requests) <= 1

@@ -176,7 +176,7 @@ def test_large_batches_and_events_of_something_else_are_not_decoded() -> None:
         read(nothing)
     tracemalloc.start()
     try:
-        for begin in (b"\x93\xabBlockStored\x91\x01", b"\x82\xa4type\xabBlockStored\xaaextra_keys"):
+        for begin in (b"\x91", b"\x93\xabBlockStored\x91\x01", b"\x82\xa4type\xabBlockStored\xaaextra_keys"):
             assert read(b"\x92\x00\x91" + begin + nothing).dropped == 1
         assert tracemalloc.get_traced_memory()[1] < 20 << 20
     finally:
