@@ -13,7 +13,6 @@ import pytest
 from router import Booking, Outcome, Prompt, Replica, Router, text_keys
 from router.index.paid import MAX_HOLDERS, MEMORY_SHARE, PaidPrefixes
 from router.learning.conversations import PRIOR
-from router.learning.rates import DEFAULT_RATE
 from router.load import BUSY_S
 from router.pricing.cost import FREE_SHARE
 from router.simulation.fleet import Cache, FleetSpec, RouterPlacement, ServedRequest, Simulation
@@ -398,7 +397,7 @@ def test_next_turns_begin_no_conversation() -> None:
         for turn in range(1, 6):
             served(router, numbered(number, 100 * turn), 0.0)
     work = router.ledger.loads["r1"].rate.pool.conversation
-    assert work.value == pytest.approx(20 * 500 / DEFAULT_RATE / (PRIOR + 20))
+    assert work.returning == pytest.approx(1 - 20 / (PRIOR + 100))
 
 
 def test_a_prompt_that_shares_only_a_head_is_not_a_returning_session() -> None:

@@ -19,10 +19,10 @@ def test_ids_are_found_by_the_body_and_by_the_beginning_of_a_prompt_within_their
     kept.put(2, b"second", keys_of(b"abc"))
     assert (kept.get(1), kept.get(2), kept.get(3)) == (b"first", b"second", None)
     assert [kept.prefix(keys_of(text)) for text in (b"abcd", b"abx", b"x")] == [b"second", b"first", None]
-    quarter = bytes(KEPT_BYTES // 4)
+    quarter = bytes(KEPT_BYTES // 4 - ENTRY_BYTES)
     for number in range(3, 7):
         kept.put(number, quarter, keys_of(bytes([number])))
-    kept.put(7, quarter + b"x", b"")
+    kept.put(7, bytes(KEPT_BYTES // 4 + 1), b"")
     assert [kept.get(number) is not None for number in range(1, 8)] == [False] * 2 + [True] * 4 + [False]
     assert kept.prefix(keys_of(b"abcd")) is None
 
@@ -36,7 +36,7 @@ async def test_an_engine_is_asked_once_for_equal_bodies_and_for_few_at_a_time() 
 
     async with FakeReplica([tokenizes]) as replica, running(replica) as run:
         tokenizer = EngineTokenizer(run.gateway.upstream)
-        asked = [tokenizer.ask(number // 2, replica.url, b"{}", 0.0) for number in range(2 * RUNNING)]
+        asked = [tokenizer.ask(number // 2, replica.url, b"{}", 0.0, listed=True) for number in range(2 * RUNNING)]
         await eventually(lambda: len(replica.requests) == RUNNING)
         assert not tokenizer.able(replica.url, 0.0)
         go.set()
@@ -57,7 +57,7 @@ async def test_an_engine_is_asked_once_for_equal_bodies_and_for_few_at_a_time() 
 async def test_an_engine_without_a_tokenizer_is_asked_again_after_a_while(answer: Behaviour, able: bool) -> None:
     async with FakeReplica([answer]) as replica, running(replica) as run:
         tokenizer = EngineTokenizer(run.gateway.upstream)
-        assert await tokenizer.ask(1, replica.url, b"{}", 100.0) is None
+        assert await tokenizer.ask(1, replica.url, b"{}", 100.0, listed=True) is None
         assert tokenizer.able(replica.url, 100.0 + UNABLE_S / 2) is able
         assert tokenizer.able(replica.url, 101.0 + UNABLE_S)
 
