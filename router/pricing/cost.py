@@ -12,12 +12,12 @@ progress of the running prefill, and the ones of others by its engine's reports 
 front of this request. uncached_r: prompt tokens that r would have to compute.
 
 The second line is the delay of later requests on r, which arrive at returns_r per second: a conversation that r has just
-answered returns to r with its next turn, as often as conversations of r's pool do. A request that arrives while the queue is served
-waits for all of this request's work, too; a request that arrives during this request's own prefill waits for half of it on
-average. Where the shortest goes first (`late.py`), of the requests behind it only the share waits_r with more work waits for
-it. Prefills are taken as exponentially distributed: waits_r = exp(-work_r / mean work of a request); else it is 1.
-A short prompt delays others little; a cold prompt of 100,000 tokens goes to the replica with the fewest expected requests. The
-term needs no weight: it is in seconds, like this request's own waiting.
+answered returns to r with its next turn, as often as conversations of r's pool do. A request that arrives while the queue is
+served waits for all of this request's work, too; a request that arrives during this request's own prefill waits for half of it
+on average. Where the shortest goes first (`late.py`), of the requests behind it only the share waits_r with more work waits for
+it. Prefills are taken as exponentially distributed: waits_r = exp(-work_r / mean work of a request); else it is 1. A short
+prompt delays others little; a cold prompt of 100,000 tokens goes to the replica with the fewest expected requests. The term
+needs no weight: it is in seconds, like this request's own waiting.
 
 The conversation of the request brings its later turns to r, too. busy_r: the share of the last minutes in which r has computed
 prompts, beyond FREE_SHARE: in a fleet with less work there is always an idle replica, and the term would only take the place
