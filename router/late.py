@@ -78,8 +78,7 @@ class TurnInLine(Lead):
 
 def _may_wait(lease: Lease, now: float) -> bool:
     load = lease.load
-    first = load.first
-    if lease.silent or first is None or first.silent or not load.serial.proven or load.remote_inflight:
+    if lease.silent or not load.orders:
         return False
     return len(load.line) < MOST_WAITING and not (load.foreign is not None and load.foreign.waiting(now, load.rate.value))
 

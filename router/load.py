@@ -170,6 +170,12 @@ class ReplicaLoad:
                 work, after = work - lease.uncached_tokens, after + 1
         return work, after
 
+    @property
+    def orders(self) -> bool:
+        """True if a stream with others before it waits in line, and the shortest goes first."""
+        first = self.first
+        return self.serial.proven and not self.remote_inflight and (first is None or not first.silent)
+
     def join_line(self, lease: Lease, call: Callable[[], None]) -> None:
         if not self.line:
             self.overtaken = 0
@@ -467,11 +473,13 @@ class Lease:
 class BookingLedger:
     """All open leases, by replica. Operations are O(1). loads: of replicas that had bookings; `of` also returns others.
     starting: the times at which replicas have just come up. lines: the loads of replicas with a line, and of some that had one.
+    has_lines: requests may wait in line.
     """
 
     def __init__(self) -> None:
         self.loads: dict[str, ReplicaLoad] = {}
         self.lines: dict[str, ReplicaLoad] = {}
+        self.has_lines = False
         self.starting: dict[str, float] = {}
         self.rates = PrefillRates()
         self.turn_gap = Median(*TURN_GAP_S)

@@ -93,7 +93,7 @@ class Router(Owner):
         self.policy_name = policy
         self._policies = policies
         self._policy = policies[policy]()
-        self._least_cost = isinstance(self._policy, LeastCost)
+        self._least_cost = self.ledger.has_lines = isinstance(self._policy, LeastCost)
         self._memory_bytes = memory_bytes
         self._chance = chance
         self._replicas: dict[str, Replica] = {}
@@ -111,7 +111,7 @@ class Router(Owner):
         if policy != self.policy_name:
             self.policy_name = policy
             self._policy = self._policies[policy]()
-            self._least_cost = isinstance(self._policy, LeastCost)
+            self._least_cost = self.ledger.has_lines = isinstance(self._policy, LeastCost)
         self._memory_bytes = memory_bytes
         self.trie.ttl_s = self._paid.trie.ttl_s = ttl_s
         self.trie.resize(memory_bytes)

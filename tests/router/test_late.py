@@ -330,3 +330,14 @@ def test_a_prompt_in_line_is_matched_also_behind_a_plain_request_that_was_sent()
     router.rank(later.prompt, NAMES, 30.0)
     assert not router.ledger.lines
     router.check()
+
+
+def test_the_price_knows_whether_the_shortest_goes_first() -> None:
+    """Behind a plain request there is no line: all requests that come meanwhile wait for this one."""
+    others_s = []
+    for silent in (False, True):
+        router = router_of()
+        finish(send(router, "x", 10), 1.0)
+        send(router, "a", 60, 2.0, silent=silent)
+        others_s.append(router.rank(Prompt(keys_of(b"b" * 30), 30 * BLOCK, BLOCK, ""), NAMES, 2.0)[0].best.cost.others_s)
+    assert others_s[1] > 2 * others_s[0] > 0
