@@ -78,9 +78,7 @@ class TurnInLine(Lead):
 
 def _may_wait(lease: Lease, now: float) -> bool:
     load = lease.load
-    if lease.silent or not load.orders:
-        return False
-    return len(load.line) < MOST_WAITING and not (load.foreign is not None and load.foreign.waiting(now, load.rate.value))
+    return not lease.silent and len(load.line) < MOST_WAITING and load.orders(now)
 
 
 def turn_of(lease: Lease, now: float) -> TurnInLine | None:

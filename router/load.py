@@ -170,11 +170,12 @@ class ReplicaLoad:
                 work, after = work - lease.uncached_tokens, after + 1
         return work, after
 
-    @property
-    def orders(self) -> bool:
+    def orders(self, now: float) -> bool:
         """True if a stream with others before it waits in line, and the shortest goes first."""
         first = self.first
-        return self.serial.proven and not self.remote_inflight and (first is None or not first.silent)
+        if not self.serial.proven or self.remote_inflight or (first is not None and first.silent):
+            return False
+        return self.foreign is None or not self.foreign.waiting(now, self.rate.value)
 
     def join_line(self, lease: Lease, call: Callable[[], None]) -> None:
         if not self.line:

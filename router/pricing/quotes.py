@@ -208,7 +208,7 @@ class Quotes:
         rate, work, others_s = load.rate.value, load.rate.pool.conversation, 0.0
         if uncached:
             returns, mean_s = work.returning * load.return_rate(now, self._gap_s), math.inf
-            if self._ledger.has_lines and load.orders:
+            if self._ledger.has_lines and load.orders(now):
                 mean_s = work.request_s
             others_s = delay(booked / rate, uncached / rate, returns, mean_s) + after * uncached / rate
         if self.longest and (busy := load.busy(now) - FREE_SHARE) > 0:
