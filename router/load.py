@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from router.learning.foreign import ForeignLoad
+from router.learning.foreign import BUSY_S, ForeignLoad
 from router.learning.learned import Median
 from router.learning.rates import PrefillRate, PrefillRates
 from router.learning.serial import SerialPrefill
@@ -33,7 +33,6 @@ from router.types import KEY_BYTES, BlockKeys
 
 AGEING: Final = 0.1  # seconds of prefill by which a request of the line goes sooner for each second that it has waited
 TOGETHER_S: Final = 0.1  # prompts of the line that take less are sent together
-BUSY_S: Final = 120.0  # time constant of a replica's share of busy time
 TURN_GAP_S: Final = 15.0, 1.0, 300.0  # from an answer to the next turn: initial value, minimum, maximum
 
 
@@ -246,16 +245,20 @@ class ReplicaLoad:
         return self.remaining_tokens(now) - self.remote_booked_tokens
 
     def busy(self, now: float) -> float:
-        """The share of the time in which the replica has computed prompts lately, by estimates: with several prompts at once it
-        may exceed 1.
+        """The share of the time in which the replica has computed prompts lately, those of others included, by estimates: with
+        several prompts at once it may exceed 1.
         """
+        own = self._worked(now) / BUSY_S
+        return own if self.foreign is None else own + self.foreign.busy(now)
+
+    def _worked(self, now: float) -> float:
         ago = now - self.worked_at
-        return self.worked * (math.exp(-ago / BUSY_S) if ago > 0 else 1.0) / BUSY_S
+        return self.worked * (math.exp(-ago / BUSY_S) if ago > 0 else 1.0)
 
     def count_work(self, seconds: float, now: float) -> None:
         """The replica has computed a prompt for so long."""
         self.rate.pool.conversation.worked(seconds)
-        self.worked = self.busy(now) * BUSY_S + seconds
+        self.worked = self._worked(now) + seconds
         self.worked_at = max(self.worked_at, now)
 
     def return_rate(self, now: float, gap_s: float) -> float:

@@ -23,6 +23,7 @@ FADE_S: Final = 4.0
 MEAN_S: Final = 30.0  # time constant of the mean of reports
 STALE_S: Final = 10.0
 WATCH_S: Final = 30.0
+BUSY_S: Final = 120.0  # time constant of the share of busy time
 TOKENS: Final = 2000.0  # uncached prompt tokens of a foreign request, until learned
 LEAST_TOKENS: Final = 16.0
 WEIGHT: Final = 8.0  # requests, of which the learned tokens are the mean
@@ -34,12 +35,23 @@ MOST_RUNNING: Final = 1024.0
 class ForeignLoad:
     """The load of others on one replica (see the module). All operations O(1)."""
 
-    __slots__ = ("_at", "_mean_running", "_mean_waiting", "_own", "_running", "_seen", "_seen_at", "_tokens", "_waiting")
+    __slots__ = (
+        "_at",
+        "_busy",
+        "_mean_running",
+        "_mean_waiting",
+        "_own",
+        "_running",
+        "_seen",
+        "_seen_at",
+        "_tokens",
+        "_waiting",
+    )
 
     def __init__(self) -> None:
         self._at = self._seen_at = -math.inf
         self._running = self._waiting = 0.0
-        self._mean_running = self._mean_waiting = 0.0
+        self._mean_running = self._mean_waiting = self._busy = 0.0
         self._tokens = TOKENS
         self._seen = 1.0
         self._own = 0.0  # tokens of ours that were computed since the last report
@@ -52,6 +64,8 @@ class ForeignLoad:
         keep = math.exp(-max(0.0, now - self._at) / MEAN_S)
         self._mean_running += (self._running - self._mean_running) * (1 - keep)
         self._mean_waiting += (self._waiting - self._mean_waiting) * (1 - keep)
+        keep = math.exp(-max(0.0, now - self._at) / BUSY_S) if self._at > -math.inf else 1.0
+        self._busy += ((self._waiting >= FEW) - self._busy) * (1 - keep)
         self._at, self._own = now, 0.0
         if part:
             self._seen_at = now
@@ -77,6 +91,10 @@ class ForeignLoad:
         age = max(0.0, now - self._at)
         fresh, share = math.exp(-age / STALE_S), math.exp(-age / FADE_S)
         return share * self._running + (fresh - share) * self._mean_running
+
+    def busy(self, now: float) -> float:
+        """The share of the time in which prompts of others were waiting lately."""
+        return self._busy * math.exp(-max(0.0, now - self._at) / BUSY_S)
 
     def tokens(self, now: float, rate: float) -> int:
         """Prompt tokens of others that are computed before a request that comes now."""

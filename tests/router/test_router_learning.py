@@ -13,7 +13,7 @@ import pytest
 from router import Booking, Outcome, Prompt, Replica, Router, text_keys
 from router.index.paid import MAX_HOLDERS, MEMORY_SHARE, PaidPrefixes
 from router.learning.conversations import PRIOR
-from router.load import BUSY_S
+from router.learning.foreign import BUSY_S
 from router.pricing.cost import FREE_SHARE
 from router.simulation.fleet import Cache, FleetSpec, RouterPlacement, ServedRequest, Simulation
 from router.simulation.generators import NoReuse

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router import Outcome, Prompt, Replica, Router
-from router.learning.foreign import MOST_RUNNING, MOST_TOKENS, STALE_S, TOKENS, WATCH_S, ForeignLoad
+from router.learning.foreign import BUSY_S, MOST_RUNNING, MOST_TOKENS, STALE_S, TOKENS, WATCH_S, ForeignLoad
 from router.pricing.cost import DECODE_TOKENS
 
 RATE = 10_000.0
@@ -131,3 +132,13 @@ def test_any_reports_give_a_bounded_load(reports: list[tuple[int, int, int, floa
             assert 0 <= load.tokens(later, RATE) <= MOST_TOKENS
             assert 0 <= load.running(later) <= MOST_RUNNING
     assert load.waiting(now + 1e6, RATE) == 0.0
+
+
+def test_the_time_in_which_prompts_of_others_wait_is_busy_time() -> None:
+    load = ForeignLoad()
+    load.report(1, 10, 0, 0.0)
+    assert load.busy(0.0) == 0.0, "one report shows no time"
+    for number in range(1, 1000):
+        load.report(1, 10 * (number % 2), 0, float(number))
+    assert load.busy(999.0) == pytest.approx(0.5, abs=0.01)
+    assert load.busy(999.0 + BUSY_S) == pytest.approx(load.busy(999.0) / math.e)
