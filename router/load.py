@@ -245,7 +245,7 @@ class ReplicaLoad:
         return self.remaining_tokens(now) - self.remote_booked_tokens
 
     def busy(self, now: float) -> float:
-        """The share of the time in which the replica has computed prompts lately, those of others included, by estimates: with
+        """The share of the time in which the replica has computed prompts lately, also for others, by estimates: with
         several prompts at once it may exceed 1.
         """
         own = self._worked(now) / BUSY_S
