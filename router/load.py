@@ -33,7 +33,7 @@ from router.types import KEY_BYTES, BlockKeys
 
 AGEING: Final = 0.1  # seconds of prefill by which a request of the line goes sooner for each second that it has waited
 TOGETHER_S: Final = 0.1  # prompts of the line that take less are sent together
-TURN_GAP_S: Final = 15.0, 1.0, 300.0  # from an answer to the next turn: initial value, minimum, maximum
+TURN_GAP_S = 15.0, 1.0, 300.0  # from an answer to the next turn: initial value, minimum, maximum
 
 
 @dataclass(slots=True)
