@@ -180,6 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(row, flush=True)
             lines.append(row)
     if chosen.out:
+        chosen.out.mkdir(parents=True, exist_ok=True)
         (chosen.out / "ranks.md").write_text("\n".join(lines) + "\n", "utf-8")
 
 

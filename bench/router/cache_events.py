@@ -175,6 +175,7 @@ def main(arguments: list[str] | None = None) -> None:
     for line in report(options.seeds):
         print(line, flush=True)
         lines.append(line)
+    options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "cache-events.md").write_text("\n".join(lines) + "\n", "utf-8")
 
 
