@@ -48,6 +48,7 @@ class Tracer:
         """The trace of a request that is made for a traced one."""
         trace = self._trace(TraceParent(outer.trace_id, outer.span_id, outer.flags), request, now)
         trace.remote, trace.keeps_state = False, outer.keeps_state
+        trace.origin_ns = outer.origin_ns  # one clock for one trace: its spans are in order
         return trace
 
     def _samples(self, parent: TraceParent) -> bool:

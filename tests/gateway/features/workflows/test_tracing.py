@@ -47,7 +47,7 @@ async def test_steps_of_a_workflow_are_below_the_request_for_their_run(remote: b
         assert (each.attributes["warmroute.run"], each.attributes["warmroute.workflow"]) == (found["id"], "inline:w")
     (phase,) = _named(spans, "run")
     assert phase.parent_id == outer.span_id
-    assert phase.begun <= others[0].begun + 10_000_000, "in ns; the clock of a machine may be set back a little meanwhile"
+    assert phase.begun <= others[0].begun
     assert others[-1].ended <= phase.ended
     attempts = _named(spans, "attempt")
     assert sorted(each.parent_id for each in attempts) == sorted(each.span_id for each in others)
