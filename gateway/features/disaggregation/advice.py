@@ -16,5 +16,5 @@ class DisaggregationAdvice(Advice):
         """Decoders without a prefiller."""
         for number, pool in enumerate(config.pools):
             if pool.decode and not pool.prefill:
-                text = "without `prefill` they compute all prompts themselves, and SGLang's decoders cannot: add some"
+                text = "without `prefill`, or prefillers that `discovery` finds, they compute all prompts; SGLang's cannot"
                 yield Problem(("pools", number, "decode"), text)

@@ -805,7 +805,7 @@ def test_what_cannot_be_meant_is_a_warning(tmp_path: Path, capsys: pytest.Captur
 
 def test_decoders_without_a_prefiller_are_a_warning() -> None:
     (warning,) = warnings_of(read(None, {"pools": [{"decode": [URL]}]}, env={}))
-    assert str(warning).startswith("pools[0].decode: without `prefill` they compute all prompts themselves")
+    assert str(warning).startswith("pools[0].decode: without `prefill`, or prefillers that `discovery` finds")
     assert not warnings_of(read(None, {"pools": [{"decode": [URL], "prefill": ["http://p:1"]}]}, env={}))
 
 
