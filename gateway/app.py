@@ -13,7 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from gateway.cluster.commands import LocalControl
-from gateway.cluster.listeners import addresses_of, open_listeners, url_of
+from gateway.cluster.listeners import addresses_of, open_listeners, refuse_new, url_of
 from gateway.cluster.membership import Membership
 from gateway.cluster.process import warn_of_connections
 from gateway.cluster.reload import Parts, Reload
@@ -189,15 +189,17 @@ async def serve(
             return
         with ExitStack() as stack:
             async with serving(sides, partial(side_runner, gateway.served)):
-                listeners = listeners or open_listeners(*gateway.config.address)
+                opened = () if listeners else open_listeners(*gateway.config.address)
+                listeners = listeners or opened
                 acceptors = [stack.enter_context(closing(Acceptor(each, server, server.tls))) for each in listeners]
                 for accept in accepting:
                     stack.enter_context(closing(accept(server)))
                 started(url_of(listeners[0].getsockname(), secure=server.tls is not None))
                 await stop.wait()
                 gateway.served.running.drain()
-                for acceptor in acceptors:
-                    acceptor.finish()
+                for own in opened:  # the supervisor's are its own matter
+                    refuse_new(own)
+                await asyncio.gather(*(acceptor.finish() for acceptor in acceptors))
                 await gateway.served.running.wait(gateway.config.limits.drain_timeout_s, hurry, server.close_idle)
                 await unless(hurry, gateway.control.stop())
 

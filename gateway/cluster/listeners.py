@@ -8,8 +8,11 @@ for its successor.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import socket
+import struct
+import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -19,6 +22,12 @@ from gateway.sockets import end_with_peer
 # and 7 s. (Linux uses net.core.somaxconn instead if that is less.)
 BACKLOG: Final = 1024
 CLIENT_LOST_S: Final = 120  # a client that has confirmed nothing for this long is gone: its requests end, and replicas are free
+
+# A classic BPF program (struct sock_filter, linux/filter.h) on a TCP header: load the byte of flags, drop it if SYN is set.
+_DROP_SYN: Final = b"".join(
+    struct.pack("=HBBI", *line) for line in ((0x30, 0, 0, 13), (0x45, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
+)
+_SO_ATTACH_FILTER: Final = 26
 
 Address = tuple[Any, ...]
 
@@ -68,6 +77,20 @@ def listen(addresses: Sequence[tuple[int, Address]], *, shared: bool = True) -> 
             sock.listen(BACKLOG)
         stack.pop_all()
     return made
+
+
+def refuse_new(listener: socket.socket) -> None:
+    """Let the kernel begin no connection on this socket any more. Begun ones become established, and wait to be accepted.
+
+    Without it, the connections that are established between the last `accept` and `close` are reset, though their clients may
+    have sent requests. A client whose packet is dropped tries again a second later, when the port is closed. For all processes
+    that share the socket, for ever. Linux only.
+    """
+    if sys.platform == "linux":
+        program = ctypes.create_string_buffer(_DROP_SYN)
+        lines = len(_DROP_SYN) // struct.calcsize("=HBBI")
+        with contextlib.suppress(OSError):  # a sandbox without socket filters
+            listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", lines, ctypes.addressof(program)))
 
 
 def _bound(family: int, address: Address, *, shared: bool) -> socket.socket:

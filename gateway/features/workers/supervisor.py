@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gateway.cluster.listeners import Address, addresses_of, listen, url_of
+from gateway.cluster.listeners import Address, addresses_of, listen, refuse_new, url_of
 from gateway.cluster.messages import Reconfigure, RejectConfig
 from gateway.cluster.reload import possible
 from gateway.cluster.side_sockets import NO_SIDES, SideSockets
@@ -190,6 +190,8 @@ class Supervisor:
             for task in watchers:
                 task.cancel()
             for slot in self.slots:
+                for listener in slot.listeners:
+                    refuse_new(listener)
                 slot.close()  # the workers accept the established connections
             await self._end(keepers, hurry, due or time.monotonic() + END_S - CLOSE_S)
             await asyncio.gather(*watchers, return_exceptions=True)

@@ -29,6 +29,7 @@ log = logging.getLogger("warmroute.gateway")
 
 BATCH: Final = 64
 LAST_BATCHES: Final = 64  # limit for the last round, so that new connections cannot delay the gateway's end
+LAST_S: Final = 0.1  # more than a round trip to a client
 RETRY_S: Final = 1.0
 
 
@@ -58,8 +59,11 @@ class Acceptor:
         """The listening socket; none once it is closed."""
         return (self._listener,) if self._open else ()
 
-    def finish(self) -> None:
-        """Accept the connections that the kernel has established, then `close`, which resets the others in its queue."""
+    async def finish(self) -> None:
+        """Accept the connections that the kernel has established, then `close`. After `refuse_new` this loses none: begun ones
+        have LAST_S.
+        """
+        await asyncio.sleep(LAST_S)
         for _ in range(LAST_BATCHES):
             if self._retry or not self._accept():
                 break

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import select
 import socket
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import uvloop
 
 from gateway.app import compose, serve
-from gateway.cluster.listeners import CLIENT_LOST_S, open_listeners
+from gateway.cluster.listeners import CLIENT_LOST_S, open_listeners, refuse_new
 from gateway.server.http.accept import BATCH, Acceptor
 from tests.gateway.conftest import LOGGED
 from tests.support.configs import load
@@ -179,6 +180,31 @@ def test_nothing_is_accepted_after_the_end_of_a_pause(run: Callable[[Coroutine[A
         assert repr(acceptor) == "<Acceptor closed, 0 opening>"
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address, timeout=0.9)
+
+    run(main())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="socket filters")
+def test_the_last_connections_are_accepted_before_the_end_and_none_begins_in_between(
+    run: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
+    """A connection that begins between the last `accept` and `close` would be reset."""
+
+    async def main() -> None:
+        (listener,) = open_listeners("127.0.0.1", 0)
+        address = listener.getsockname()
+        acceptor = Acceptor(listener, Greeter)
+        with clients(address, 3) as established, socket.socket() as late:
+            refuse_new(listener)
+            late.setblocking(False)
+            assert late.connect_ex(address) == errno.EINPROGRESS
+            await acceptor.finish()
+            await acceptor.wait_closed()
+            await iterations_until_readable(established)
+            assert [client.recv(10) for client in established] == [b"hello"] * 3
+            assert acceptor.sockets == ()
+            assert select.select([], [late], [], 10)[1]  # it tries again after a second
+            assert late.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED
 
     run(main())
 
