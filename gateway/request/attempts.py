@@ -37,6 +37,7 @@ from gateway.dialects.openai.request import without_usage
 from gateway.dialects.salts import is_object
 from gateway.errors import HUNG, NO_ACCESS, REFUSED, UNFIT, UNKNOWN_PATH, UNREACHABLE, GatewayError, ReplicaFailure, timed_out
 from gateway.fleet.directory import Fleet
+from gateway.fleet.membership import DECODE
 from gateway.fleet.state import PRIORITY_FIELD, USAGE_WISH, ReplicaState
 from gateway.request import usage_refusal
 from gateway.request.exchange import Exchange
@@ -553,7 +554,8 @@ class Attempts:
             failure.blameless = True
 
     def _form(self, exchange: Exchange, state: ReplicaState, now: float) -> Form:
-        for form_of in self._extensions.forms:
+        extensions = self._extensions
+        for form_of in (*extensions.decoding, *extensions.forms) if state.role == DECODE else extensions.forms:
             form = form_of(exchange, state, now)
             if form is not None:
                 return form

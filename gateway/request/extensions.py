@@ -2,8 +2,9 @@
 
     begun ── identify ── parse ── answerers ── preparers ── admit ──────── choose ─────────── attempt ── deliver ── settle
                                                             entering       explainers         fallback   delivered  observers
-                                                            upgrading      chosen             forms     answered
-                                                            waited                            substitutes
+                                                            upgrading      chosen             decoding   answered
+                                                            waited                            forms
+                                                                                              substitutes
 
 Each list is called in its order, at the one place in `lifecycle.py` or `phases/` that its name stands for. An empty list costs
 a truth test. A GatewayError from one of them ends the request with that answer. A feature keeps its own state in a slot
@@ -111,10 +112,10 @@ class Extensions:
     begun: a request has arrived; only its head is known. entering: its pool is known, and it does not wait yet. upgrading:
     likewise, for a session (a WebSocket to a replica) only. waited: it has a slot, after a wait. chosen: it is booked, among
     these candidates, at this reading of the clock. forms: asked in turn before each attempt for the form that its replica
-    needs; None: another one, or the native form. answered: in a session, an answer has passed, with this usage, None: it was
-    not readable; and its part that is known in any case. A GatewayError ends the session. substitutes: no replica could answer;
-    asked in turn for an answer in place of the error, None: another one, or the error. delivered: its answer was sent, complete
-    or not.
+    needs; None: another one, or the native form. decoding: likewise, before these, for a replica with the role of decoders.
+    answered: in a session, an answer has passed, with this usage, None: it was not readable; and its part that is known in any
+    case. A GatewayError ends the session. substitutes: no replica could answer; asked in turn for an answer in place of the
+    error, None: another one, or the error. delivered: its answer was sent, complete or not.
     """
 
     __slots__ = (
@@ -122,6 +123,7 @@ class Extensions:
         "answerers",
         "begun",
         "chosen",
+        "decoding",
         "delivered",
         "entering",
         "explainers",
@@ -142,6 +144,7 @@ class Extensions:
         self.waited: list[Phase] = []
         self.explainers: list[Explainer] = []
         self.chosen: list[Chosen] = []
+        self.decoding: list[FormOf] = []
         self.forms: list[FormOf] = []
         self.answered: list[Answered] = []
         self.substitutes: list[Substitute] = []

@@ -92,7 +92,7 @@ def delay(queue_s: float, work_s: float, return_rate: float, mean_s: float) -> f
 
     mean_s: of their work, where the shortest goes first; else infinite.
     """
-    waits = math.exp(-work_s / mean_s) if mean_s > 0.0 else 1.0
+    waits = math.exp(-work_s / mean_s) if 0.0 < mean_s < math.inf else 1.0
     return return_rate * (waits * queue_s * work_s + work_s * work_s / 2)
 
 

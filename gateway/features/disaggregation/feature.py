@@ -22,4 +22,4 @@ def install(core: Core) -> None:
     )
     ends = LegEnds(prefilling)
     core.work.finishes.append(ends.close)
-    core.extensions.forms.insert(0, DecoderForms(prefilling, core.extensions, ends, random.SystemRandom()).of)
+    core.extensions.decoding.append(DecoderForms(prefilling, core.extensions, ends, random.SystemRandom()).of)

@@ -36,7 +36,6 @@ from gateway.features.disaggregation.prefilling import (
     REMOTE,
     Leg,
     PrefillLegs,
-    is_decoder,
 )
 from gateway.fleet.state import ReplicaState
 from gateway.request.attempts import require_good_begin
@@ -315,9 +314,7 @@ class DecoderForms:
         self._chance = chance
 
     def of(self, exchange: Exchange, replica: ReplicaState, now: float) -> Form | None:
-        """The form for this replica. None: it takes no prompt over, or the request has none, or is a session."""
-        if not is_decoder(replica):
-            return None
+        """The form for this decoder. None: the request has no prompt, or is a session."""
         api = exchange.api
         if exchange.request.upgrades or not (api.metered and api.has_prompt):
             return None
@@ -327,7 +324,7 @@ class DecoderForms:
         return TransferForm(inner, self._prefilling)
 
     def _inner(self, exchange: Exchange, replica: ReplicaState, now: float) -> Form:
-        for form_of in self._extensions.forms[1:]:  # this one is the first
+        for form_of in self._extensions.forms:
             form = form_of(exchange, replica, now)
             if form is not None:
                 return form

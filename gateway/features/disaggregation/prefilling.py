@@ -16,7 +16,6 @@ from gateway.errors import ReplicaFailure
 from gateway.features.disaggregation.metrics import DisaggregationMetrics
 from gateway.fleet.breaker import Trial
 from gateway.fleet.directory import Fleet
-from gateway.fleet.membership import DECODE
 from gateway.fleet.state import ReplicaState
 from gateway.request.exchange import Exchange
 from gateway.upstream.client import UpstreamClient
@@ -168,8 +167,3 @@ class PrefillLegs:
         if not target.prefillers:
             return ()
         return self._fleet.candidates(replace(target, replicas=target.prefillers), self.clock(), tried, resting=False)
-
-
-def is_decoder(replica: ReplicaState) -> bool:
-    """True if it may take prompts over."""
-    return replica.role == DECODE
