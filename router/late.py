@@ -15,8 +15,8 @@ It is safe only where nothing is lost by it, so a request waits only if
 A waiting request is booked like all others, and the price of the replica counts it (`ReplicaLoad.before`): a new one waits for
 its predecessors in the line, and delays its successors. The wait is bounded (`Lead.most_s`).
 
-Plain requests, and others that do not wait, are sent past the line. Once that has cost the line TOGETHER_S, it ends, and all of
-it is sent: else a client with many of them would hold others back. Requests that are sent for new evidence do not count. Plain
+Plain requests, and others that do not wait, are sent past the line. Once that would cost the line TOGETHER_S, it ends: all of
+it is sent, and then they: else a client with many of them would hold others back. Requests that are sent for new evidence do not count. Plain
 answers in the engine do not stop the line, because nothing shows the end of their prefill.
 
 Engines keep no blocks for requests that wait, so a long line of long prompts can evict the prefixes of its own later ones, and
@@ -83,14 +83,12 @@ def _may_wait(lease: Lease, now: float) -> bool:
 
 def turn_of(lease: Lease, now: float) -> TurnInLine | None:
     """A place in the line, for a lease that has just been booked behind others; None: it is sent at once, past the line if
-    there is one. O(1), or O(line) if it ends.
+    there is one. If that ends the line, it is the last one of it. O(1), or O(line) if it ends.
     """
     load = lease.load
     ahead_s = (load.remaining_tokens(now) - lease.uncached_tokens) / load.rate.value
-    if ahead_s < LEAST_S or not _may_wait(lease, now):
-        load.overtake(lease)
-        return None
-    if load.serial.explores():
+    waits = ahead_s >= LEAST_S and _may_wait(lease, now)
+    if not (waits or load.overtake(lease)) or (waits and load.serial.explores()):
         return None
     turn = TurnInLine(lease, min(MAX_S, MARGIN * ahead_s + LEAST_S))
     lease.lead = lease.ahead

@@ -42,7 +42,7 @@ class ReplicaLoad:
 
     first, last: of the leases before their first token, a linked list: the sent ones in order, then the waiting ones, still in
     the gateway. line: the leases that wait for their turn (`late.py`), with the function to call then. overtaken: tokens of
-    requests that were sent past the line.
+    requests that were sent past the line. ended: all requests of the line are called.
     """
 
     rate: PrefillRate
@@ -65,6 +65,7 @@ class ReplicaLoad:
     serial: SerialPrefill = field(default_factory=SerialPrefill)
     line: dict[Lease, Callable[[], None]] = field(default_factory=dict)
     overtaken: int = 0
+    ended: bool = False
     foreign: ForeignLoad | None = None  # load of others; None: its engine has reported none
 
     @property
@@ -178,24 +179,28 @@ class ReplicaLoad:
 
     def join_line(self, lease: Lease, call: Callable[[], None]) -> None:
         if not self.line:
-            self.overtaken = 0
+            self.overtaken, self.ended = 0, False
         self.line[lease] = call
+        if self.ended:
+            call()
 
-    def overtake(self, lease: Lease) -> None:
-        """A request is sent past the line, if there is one, which ends once that takes TOGETHER_S in all. O(1); O(line) at its
-        end.
+    def overtake(self, lease: Lease) -> bool:
+        """A request is to be sent past the line, if there is one. True: the line ends, because that takes TOGETHER_S in all.
+        O(1); O(line) at its end.
         """
         if not self.line:
-            return
+            return False
         self.overtaken += lease.uncached_tokens
         if self.overtaken > TOGETHER_S * self.rate.value:
             self._end_line()
+        return self.ended
 
     def _end_line(self) -> None:
-        """Call all requests of the line."""
-        for call in self.line.values():
-            call()
-        self.line.clear()
+        """Call all requests of the line, and later ones until the line is empty, so that nothing is sent before it."""
+        if not self.ended:
+            self.ended = True
+            for call in tuple(self.line.values()):
+                call()
 
     def call_next(self, now: float) -> None:
         """Call the next requests of the line, once all sent streams have their first token. O(leases before theirs); O(line)
@@ -203,6 +208,7 @@ class ReplicaLoad:
         """
         if self.remote_inflight:
             self._end_line()
+        if self.ended:
             return
         lease = self.first
         while lease is not None:

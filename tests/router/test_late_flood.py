@@ -38,7 +38,8 @@ class SerialEngine:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._queue: deque[tuple[Booking, Callable[[], None]]] = deque()
-        self._prefills: dict[Booking, float] = {}  # remaining seconds
+        self._prefills: dict[Booking, float] = {}  # seconds
+        self._cached = set[bytes]()  # prompts
         self._running: tuple[Booking, float] | None = None
 
     def at(self, time: float, event: Callable[[], None]) -> None:
@@ -70,7 +71,7 @@ class SerialEngine:
             self._start()
             return
         lead.watch(lambda: self.at(self.now, lambda: self._release(booking, lead, first)))
-        self.at(self.now + lead.most_s, lambda: self._release(booking, lead, first))
+        self.at(self.now + (0.0 if lead.over else lead.most_s), lambda: self._release(booking, lead, first))
 
     def _release(self, booking: Booking, lead: Lead, first: Callable[[], None]) -> None:
         if booking.lead is not lead or booking.lease.closed:
@@ -89,6 +90,9 @@ class SerialEngine:
     def _start(self) -> None:
         if self._running is None and self._queue:
             booking, first = self._queue.popleft()
+            if booking.prompt.keys in self._cached:
+                self._prefills[booking] = 0.0
+            self._cached.add(booking.prompt.keys)
             self._running = booking, self.now
             self.at(self.now + self._prefills[booking], lambda: self._computed(booking, first))
 
@@ -118,6 +122,7 @@ series = st.tuples(
 
 
 @example([(14.0, 0.0, 3, 20, False, None, False), (15.1, 0.1, 100, 20, True, None, False)], 10, True)  # plain ones past a line
+@example([(0.0, 0.0, 40, 5, False, None, False), (16.0, 0.0, 40, 5, True, None, False)], 2, False)  # plain ones, all at once
 @example([(14.0, 0.0, 300, 1, False, None, False), (15.1, 0.1, 200, 20, False, None, False)], LONGEST, True)  # a full line
 @given(st.lists(series, min_size=1, max_size=6), st.sampled_from([2, 10, LONGEST]), st.booleans())
 def test_a_flood_delays_nobody_for_longer_than_twice_the_work_that_was_there(

@@ -54,7 +54,9 @@ async def _outcome(lead: Lead, left_s: float) -> str:
     begun, woken = loop.time(), asyncio.Event()
     lead.watch(woken.set)
     try:
-        if not lead.over and not lead.computed:
+        if lead.over:
+            await asyncio.sleep(0)  # the line has ended: after the requests that were called before this one
+        elif not lead.computed:
             await _within(woken, min(lead.most_s, left_s))
         if lead.after_s and lead.computed and not lead.over:
             woken.clear()
