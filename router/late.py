@@ -16,8 +16,8 @@ A waiting request is booked like all others, and the price of the replica counts
 its predecessors in the line, and delays its successors. The wait is bounded (`Lead.most_s`).
 
 Plain requests, and others that do not wait, are sent past the line. Once that would cost the line TOGETHER_S, it ends: all of
-it is sent, and then they: else a client with many of them would hold others back. Requests that are sent for new evidence do not count. Plain
-answers in the engine do not stop the line, because nothing shows the end of their prefill.
+it is sent, and then they: else a client with many of them would hold others back. Requests that are sent for new evidence do
+not count. Plain answers in the engine do not stop the line, because nothing shows the end of their prefill.
 
 Engines keep no blocks for requests that wait, so a long line of long prompts can evict the prefixes of its own later ones, and
 each of these then evicts another one. So a request is credited when it is sent, as the engine uses its blocks then, and if the

@@ -20,8 +20,9 @@ from gateway.features.tracing.otlp import OtlpSender
 from gateway.features.tracing.span import Span
 from tests.gateway.conftest import config_over, eventually, running
 from tests.support.collector import Collector
-from tests.support.fakes import FakeReplica, answers, models
+from tests.support.fakes import FakeReplica, answers
 from tests.support.paths import ROOT
+from tests.support.sockets import refusing
 from tests.support.tiers import gate
 
 DROPPED = 'warmroute_spans_dropped_total{reason="%s"}'
@@ -189,8 +190,11 @@ async def test_a_collector_whose_answer_trickles_holds_nothing_up(head: bytes, t
 @pytest.mark.parametrize("rounds", [1, 5])
 @gate("1", reason="the same requests, a fifth of them")
 async def test_thousands_of_requests_with_a_dead_collector(rounds: int) -> None:
-    async with FakeReplica(listing=models("m")) as gone:
-        dead = gone.url
+    with refusing() as dead:
+        await _requests_with_a_dead_collector(dead, rounds)
+
+
+async def _requests_with_a_dead_collector(dead: str, rounds: int) -> None:
     async with FakeReplica() as one, running(one, tracing={"endpoint": dead, "sample": 1}) as run:
 
         async def client() -> None:
@@ -210,13 +214,12 @@ async def test_thousands_of_requests_with_a_dead_collector(rounds: int) -> None:
 
 
 async def test_the_log_says_which_collector_is_away_and_why(caplog: pytest.LogCaptureFixture) -> None:
-    async with FakeReplica(listing=models("m")) as gone:
-        dead = gone.url
-    async with FakeReplica([answers()]) as one, running(one, tracing={"endpoint": dead, "sample": 1}) as run:
-        assert (await run.post())[0] == 200
-        exporter = run.gateway.part(Exporter)
-        assert exporter
-        await eventually(lambda: exporter.failed)
+    with refusing() as dead:
+        async with FakeReplica([answers()]) as one, running(one, tracing={"endpoint": dead, "sample": 1}) as run:
+            assert (await run.post())[0] == 200
+            exporter = run.gateway.part(Exporter)
+            assert exporter
+            await eventually(lambda: exporter.failed)
     [problem] = [record.__dict__["error"] for record in caplog.records if record.name == "warmroute.traces"]
     assert problem.startswith(f"{dead}/v1/traces: ")
     assert "Connection refused" in problem
@@ -245,6 +248,7 @@ import sys
 sys.modules["opentelemetry"] = None
 from gateway.commands.surroundings import require_libraries
 from tests.support.configs import load
+from tests.support.sockets import refusing
 pools = [{"replicas": ["http://127.0.0.1:1"]}]
 require_libraries(load(None, {"pools": pools, "tracing": {"endpoint": "http://c:4318"}}, env={}))
 """
