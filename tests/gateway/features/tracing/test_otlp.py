@@ -248,7 +248,6 @@ import sys
 sys.modules["opentelemetry"] = None
 from gateway.commands.surroundings import require_libraries
 from tests.support.configs import load
-from tests.support.sockets import refusing
 pools = [{"replicas": ["http://127.0.0.1:1"]}]
 require_libraries(load(None, {"pools": pools, "tracing": {"endpoint": "http://c:4318"}}, env={}))
 """
