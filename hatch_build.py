@@ -152,6 +152,7 @@ HOT = (
     "gateway/fleet/breaker.py",
     "gateway/fleet/cache_reports.py",
     "gateway/fleet/directory.py",
+    "gateway/fleet/engines.py",
     "gateway/fleet/membership.py",
     "gateway/fleet/places.py",
     "gateway/fleet/refusals.py",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import orjson
@@ -30,7 +29,7 @@ def json_object(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def model_of(body: Mapping[str, Any]) -> str:
+def model_of(body: dict[str, Any]) -> str:
     """The model's name. Raises GatewayError 400 if there is none, or if the field also occurs in another spelling."""
     if spelling := other_spelling(body):
         raise bad_request(f"The body has a field {spelling!r}: the name of the model belongs into 'model'.", "model")
@@ -40,7 +39,7 @@ def model_of(body: Mapping[str, Any]) -> str:
     return model
 
 
-def named_adapter(body: Mapping[str, Any]) -> str:
+def named_adapter(body: dict[str, Any]) -> str:
     """The adapter in `lora_path`, by which SGLang computes chats, completions and embeddings. "": none; SEVERAL_ADAPTERS: one
     for each prompt of a batch.
     """
@@ -50,7 +49,7 @@ def named_adapter(body: Mapping[str, Any]) -> str:
     return adapter[:MAX_MODEL_CHARS] if isinstance(adapter, str) else SEVERAL_ADAPTERS
 
 
-def other_spelling(names: Iterable[str]) -> str:
+def other_spelling(names: dict[str, Any]) -> str:
     """A member that is "model" except for upper case; "" if there is none. Engines that ignore case (Go's JSON, so Ollama)
     would serve the model that it names, unchecked by keys, prices and routes.
     """
@@ -60,7 +59,7 @@ def other_spelling(names: Iterable[str]) -> str:
     return ""
 
 
-def wants_stream(body: Mapping[str, Any]) -> bool:
+def wants_stream(body: dict[str, Any]) -> bool:
     """True if the body asks for a stream. Raises GatewayError 400 unless `stream` is a boolean or missing."""
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
@@ -112,7 +111,7 @@ def session_of(body: dict[str, Any]) -> str:
     return ""
 
 
-def salt_of(body: Mapping[str, Any]) -> str:
+def salt_of(body: dict[str, Any]) -> str:
     """The cache salt, of bounded length; "": there is none."""
     salt = body.get("cache_salt")
     if not isinstance(salt, str):
@@ -138,7 +137,7 @@ def join_salt(own: str, head: str) -> str:
     return f"{own}{_SEPARATOR}{head}" if head else own
 
 
-def headed_salt(body: Mapping[str, Any]) -> str:
+def headed_salt(body: dict[str, Any]) -> str:
     """The salt of a prompt without a head: it includes a digest of the fields that belong into a head."""
     head = head_digest(body)
     return join_salt(salt_of(body), head)

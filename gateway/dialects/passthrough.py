@@ -8,7 +8,6 @@ unchanged. A broken stream is cut, because its clients may not know an error eve
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 import orjson
@@ -117,7 +116,7 @@ def _unreadable(raw: bytes) -> ApiRequest:
     return api
 
 
-def _other(raw: bytes, body: Mapping[str, Any], prompt: bytes | list[int] | None, salt: str) -> ApiRequest:
+def _other(raw: bytes, body: dict[str, Any], prompt: bytes | list[int] | None, salt: str) -> ApiRequest:
     model = body.get("model")
     model = model if isinstance(model, str) and len(model) <= MAX_MODEL_CHARS else ""
     api = ApiRequest(model, prompt, salt, stream=body.get("stream") is True, metered=False, body=raw)
@@ -126,7 +125,7 @@ def _other(raw: bytes, body: Mapping[str, Any], prompt: bytes | list[int] | None
     return api
 
 
-def _lenient_prompt(body: Mapping[str, Any], most: int) -> tuple[bytes | list[int] | None, int, str]:
+def _lenient_prompt(body: dict[str, Any], most: int) -> tuple[bytes | list[int] | None, int, str]:
     """An empty prompt in the form of the body's (None: it has none in a known form), the size of the request, and the salt."""
     try:
         if "messages" in body:
@@ -137,7 +136,7 @@ def _lenient_prompt(body: Mapping[str, Any], most: int) -> tuple[bytes | list[in
         return None, 0, salt_of(body)
 
 
-def _stores(body: Mapping[str, Any]) -> bool | None:
+def _stores(body: dict[str, Any]) -> bool | None:
     """The body's choice to have the answer stored (background responses are stored, to be fetched); None: the path decides."""
     if body.get("background") is True:
         return True

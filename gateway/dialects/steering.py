@@ -7,8 +7,8 @@ names them. vLLM takes transfer parameters from `vllm_xargs`, too.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Final, get_args
+from collections.abc import Collection, Sequence
+from typing import Any, Final, get_args
 
 from gateway.config.kinds import SteeringField
 from gateway.dialects.api_request import ApiRequest
@@ -18,7 +18,7 @@ STEERING: Final[frozenset[str]] = frozenset(get_args(SteeringField))
 INNER: Final = "vllm_xargs"
 
 
-def steers(members: Mapping[str, object]) -> bool:
+def steers(members: dict[str, Any]) -> bool:
     """True if the members of a body include one of STEERING, or may do so in INNER. members: values, or their spans.
     O(members).
     """

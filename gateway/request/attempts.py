@@ -555,7 +555,12 @@ class Attempts:
 
     def _form(self, exchange: Exchange, state: ReplicaState, now: float) -> Form:
         extensions = self._extensions
-        for form_of in (*extensions.decoding, *extensions.forms) if state.role == DECODE else extensions.forms:
+        if state.role == DECODE:
+            for form_of in extensions.decoding:
+                form = form_of(exchange, state, now)
+                if form is not None:
+                    return form
+        for form_of in extensions.forms:
             form = form_of(exchange, state, now)
             if form is not None:
                 return form

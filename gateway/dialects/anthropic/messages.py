@@ -155,7 +155,7 @@ def _prewarm(raw: bytes, body: Mapping[str, Any], most: int) -> list[Edit]:
     return [(start, end, b"1")]
 
 
-def _diagnosis(raw: bytes, body: Mapping[str, Any], prompt: CanonicalPrompt, most: int) -> Diagnosis | None:
+def _diagnosis(raw: bytes, body: dict[str, Any], prompt: CanonicalPrompt, most: int) -> Diagnosis | None:
     previous = previous_message(body)
     if previous is None:
         return None

@@ -90,13 +90,13 @@ def _counts_prompt(body: dict[str, Any]) -> bool:
     return True
 
 
-def _answers(body: Mapping[str, Any], kind: str) -> int:
+def _answers(body: dict[str, Any], kind: str) -> int:
     """The number of answers: `n` or `best_of` for each prompt of a batch."""
     each = max(1, whole_number(body.get("n")) or 1, whole_number(body.get("best_of")) or 1)
     return each * len(body["prompt"]) if kind != CHAT and is_batch(body.get("prompt")) else each
 
 
-def _asks_usage(body: Mapping[str, Any]) -> bool:
+def _asks_usage(body: dict[str, Any]) -> bool:
     options = body.get(_OPTIONS)
     return isinstance(options, dict) and options.get(_WANTED) is True
 
