@@ -128,6 +128,4 @@ def _check_rights(exchange: Exchange, grant: Rights) -> None:
     metered = (api.metered and not api.stores) or not computes or exchange.request.upgrades
     listed = record.subject.endpoint not in _UNLISTED and "%" not in record.path
     grant.require_endpoint(record.path, listed=listed, metered=metered)
-    grant.require_model(api.model)
-    if api.adapter:
-        grant.require_model(f"{api.model}:{api.adapter}")
+    grant.require_models_of(api)
