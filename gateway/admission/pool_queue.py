@@ -178,7 +178,8 @@ class Admission:
         self._rate = ReleaseRate()
         self._gate: PlaceGate | None = None
         self._surely_free = max_inflight  # while fewer slots are taken, there is a free place
-        self._further = 0  # sequences of the requests with a permit, beyond one for each
+        self._further = 0  # sequences of the requests that take these slots, beyond one for each
+        self._remote_further = 0  # of these, of other processes
         self._granted = 0  # sequences of waiters with a permit that do not go on yet
 
     @property
@@ -210,7 +211,7 @@ class Admission:
         return Permit(self, sequences)
 
     def _widen(self, further: int) -> None:
-        """The requests with a permit have so many more sequences."""
+        """The requests that take slots have so many more sequences."""
         self._further += further
         self._set_surely_free()
 
@@ -309,12 +310,14 @@ class Admission:
         while len(self._queue) > max_queue and (last := self._queue.last()):
             self._turn_out(last, QUEUE_FULL)
 
-    def set_remote_inflight(self, taken: int) -> None:
-        """taken: slots that other processes have taken."""
+    def set_remote_inflight(self, taken: int, further: int = 0) -> None:
+        """taken: slots that other processes have taken. further: sequences of their requests, beyond one for each."""
         was_full = self._full
         if was_full and taken < self._remote_inflight:
             self._rate.released(self._clock())
         self._remote_inflight = taken
+        self._widen(further - self._remote_further)
+        self._remote_further = further
         self._dispatch()
         if self._full and not was_full:
             self._rate.saturated(self._clock())
@@ -399,7 +402,7 @@ class Admission:
         self._queue.check()
         assert self.inflight >= 0
         assert self._granted >= 0
-        assert self._further >= 0
+        assert self._further >= self._remote_further >= 0
         assert len(self._queue) <= self._max_queue
         assert not self._queue or self._full or not self._has_place()
 
