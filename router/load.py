@@ -48,8 +48,9 @@ class ReplicaLoad:
     rate: PrefillRate
     inflight: int = 0  # open leases
     further: int = 0  # sequences of these, beyond one for each
-    remote_inflight: int = 0  # of these, booked by other routers
-    decoding: int = 0  # of these, past their first token
+    remote_inflight: int = 0  # open leases booked by other routers
+    remote_further: int = 0  # sequences of these, beyond one for each
+    decoding: int = 0  # open leases past their first token
     presumed: int = 0  # of these, by the estimated end of their prefill: silent ones
     booked_tokens: int = 0  # uncached prompt tokens of leases before their first token
     remote_booked_tokens: int = 0  # of these, booked by other routers
@@ -354,6 +355,8 @@ class Lease:
     def widen(self, sequences: int) -> None:
         """Its prompt is so many sequences."""
         self.load.further += sequences - self.sequences
+        if self.remote:
+            self.load.remote_further += sequences - self.sequences
         self.sequences = sequences
 
     def first_token(self, now: float) -> None:
@@ -461,6 +464,7 @@ class Lease:
         load.active_tokens -= self.prompt_tokens
         if self.remote:
             load.remote_inflight -= 1
+            load.remote_further -= self.sequences - 1
         if self.decoding:
             load.decoding -= 1
             load.presumed -= self.silent
@@ -514,6 +518,7 @@ class BookingLedger:
         load.booked_tokens += lease.uncached_tokens
         if lease.remote:
             load.remote_inflight += 1
+            load.remote_further += lease.sequences - 1
             load.remote_booked_tokens += lease.uncached_tokens
         if load.foreign is not None:
             lease.behind_foreign = load.foreign.waiting(lease.since, load.rate.value)
@@ -579,6 +584,7 @@ class BookingLedger:
             assert load.last is (waiting[-1] if waiting else None)
             assert all(lease.lead is not None and lease in waiting for lease in load.line)
             assert 0 <= load.remote_inflight <= load.inflight
+            assert 0 <= load.remote_further <= load.further
             assert load.remote_booked_tokens == sum(lease.uncached_tokens for lease in waiting if lease.remote)
             assert load.active_tokens >= 0
             assert load.rate.value > 0

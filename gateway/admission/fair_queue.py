@@ -18,11 +18,12 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Waiter(Generic[T]):
-    """One queued request. result: receives the outcome; the queue does not use it."""
+    """One queued request. result: receives the outcome. sequences: that an engine runs for it. The queue uses neither."""
 
     tenant: str
     priority: int
     result: T
+    sequences: int = 1
 
 
 class FairQueue(Generic[T]):

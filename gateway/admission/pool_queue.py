@@ -21,7 +21,8 @@ within seconds.
 
 Before that bound is reached there may be no free *place*: all engines run as many requests as they can (`PlaceGate`). Then
 requests wait here, too, in the same order, but nobody is refused: a request is sent when its time is over, or when the queue is
-full, and waits on in its engine's queue.
+full, and waits on in its engine's queue. A request takes as many places as it has sequences, and goes as soon as one is free:
+the rest of it waits in the engine.
 
 Processes that share a pool have a queue each, and learn with a delay how many slots the others use (`set_remote_inflight`). The
 bound may be exceeded by the requests admitted concurrently during that delay.
@@ -76,14 +77,14 @@ def granted_priority(header: str | None, most: int | None) -> int:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PlaceGate:
-    """Says if a replica of the pool has a free place (`fleet/places.py`). total: places of all replicas: while fewer requests
+    """Says if a replica of the pool has a free place (`fleet/places.py`). total: places of all replicas: while fewer sequences
     are there, one is free.
     """
 
     total: int
 
     def free(self, granted: int) -> bool:
-        """True if there are more free places than `granted`, the number of requests about to be booked."""
+        """True if there are more free places than `granted`, the sequences of requests about to be booked."""
         raise NotImplementedError
 
     def crowds(self) -> None:
@@ -92,18 +93,19 @@ class PlaceGate:
 
 
 class Permit:
-    """One slot of a pool. `release` it in one `finally`; idempotent."""
+    """One slot of a pool, and the places of so many sequences. `release` it in one `finally`; idempotent."""
 
-    __slots__ = ("_pool",)
+    __slots__ = ("_pool", "_sequences")
 
-    def __init__(self, pool: Admission) -> None:
+    def __init__(self, pool: Admission, sequences: int) -> None:
         self._pool: Admission | None = pool
+        self._sequences = sequences
 
     def release(self) -> None:
         pool = self._pool
         if pool is not None:
             self._pool = None
-            pool._released()
+            pool._released(self._sequences)
 
     def __repr__(self) -> str:
         return "<Permit released>" if self._pool is None else "<Permit>"
@@ -176,7 +178,9 @@ class Admission:
         self._rate = ReleaseRate()
         self._gate: PlaceGate | None = None
         self._surely_free = max_inflight  # while fewer slots are taken, there is a free place
-        self._granted = 0  # permits of waiters that do not go on yet
+        self._further = 0  # sequences of the requests that take these slots, beyond one for each
+        self._remote_further = 0  # of these, of other processes
+        self._granted = 0  # sequences of waiters with a permit that do not go on yet
 
     @property
     def max_inflight(self) -> int:
@@ -191,48 +195,61 @@ class Admission:
         """Slots taken by all processes."""
         return self.inflight + self._remote_inflight
 
-    def try_admit(self) -> Permit | None:
-        """A permit if a slot is free; None: `wait` for one. O(1)."""
+    def try_admit(self, sequences: int = 1) -> Permit | None:
+        """A permit if a slot is free; None: `wait` for one. sequences: of the request. O(1)."""
         taken = self.inflight + self._remote_inflight
         if taken >= self._surely_free and (taken >= self._max_inflight or self._queue.size or not self._has_place()):
             return None
-        return self._admit()
+        return self._admit(sequences)
 
-    def _admit(self) -> Permit:
+    def _admit(self, sequences: int) -> Permit:
         self.inflight += 1
         if self.inflight + self._remote_inflight == self._max_inflight:
             self._rate.saturated(self._clock())
-        return Permit(self)
+        if sequences > 1:
+            self._widen(sequences - 1)
+        return Permit(self, sequences)
+
+    def _widen(self, further: int) -> None:
+        """The requests that take slots have so many more sequences."""
+        self._further += further
+        self._set_surely_free()
 
     def _has_place(self) -> bool:
         """True if a replica has a free place, or nothing is known of places."""
         gate = self._gate
-        return gate is None or self.taken < gate.total or gate.free(self._granted)
+        return gate is None or self.taken + self._further < gate.total or gate.free(self._granted)
 
     def set_gate(self, gate: PlaceGate | None) -> None:
         """Set the places of the pool's replicas, or apply their new number. None: unknown."""
         self._gate = gate
-        self._surely_free = self._max_inflight if gate is None else min(self._max_inflight, gate.total)
+        self._set_surely_free()
         self._dispatch()
+
+    def _set_surely_free(self) -> None:
+        gate = self._gate
+        self._surely_free = self._max_inflight if gate is None else min(self._max_inflight, gate.total - self._further)
 
     @property
     def crowded(self) -> bool:
         """True if requests wait for a place."""
         return self._queue.size > 0 and not self._full
 
-    async def wait(self, tenant: str, priority: int, place: Place | None = None, *, pulsed: bool = False) -> Permit:
-        """A permit, at once or from the queue. place: shows the request's place meanwhile. pulsed: its client gets signs of
-        life. Raises GatewayError 429.
+    async def wait(
+        self, tenant: str, priority: int, place: Place | None = None, *, sequences: int = 1, pulsed: bool = False
+    ) -> Permit:
+        """A permit, at once or from the queue. place: shows the request's place meanwhile. sequences: of the request. pulsed:
+        its client gets signs of life. Raises GatewayError 429.
         """
-        permit = self.try_admit()
+        permit = self.try_admit(sequences)
         if permit is not None:
             return permit
         if len(self._queue) >= self._max_queue:
             if self._full:
                 raise self._rejection(QUEUE_FULL)
-            return self._admit()
+            return self._admit(sequences)
         loop = asyncio.get_running_loop()
-        waiter: _Waiter = Waiter(tenant, priority, loop.create_future())
+        waiter: _Waiter = Waiter(tenant, priority, loop.create_future(), sequences)
         if not self._queue.size and not self._full:
             self._rate.saturated(self._clock())
             if self._gate is not None:
@@ -251,7 +268,7 @@ class Admission:
                 place.leave()
             result = waiter.result
             if result.done() and not result.cancelled() and isinstance(result.result(), Permit):
-                self._granted -= 1
+                self._granted -= sequences
             if answer is None:
                 self._abandon(waiter)
         if isinstance(answer, GatewayError):
@@ -293,12 +310,14 @@ class Admission:
         while len(self._queue) > max_queue and (last := self._queue.last()):
             self._turn_out(last, QUEUE_FULL)
 
-    def set_remote_inflight(self, taken: int) -> None:
-        """taken: slots that other processes have taken."""
+    def set_remote_inflight(self, taken: int, further: int = 0) -> None:
+        """taken: slots that other processes have taken. further: sequences of their requests, beyond one for each."""
         was_full = self._full
         if was_full and taken < self._remote_inflight:
             self._rate.released(self._clock())
         self._remote_inflight = taken
+        self._widen(further - self._remote_further)
+        self._remote_further = further
         self._dispatch()
         if self._full and not was_full:
             self._rate.saturated(self._clock())
@@ -333,8 +352,8 @@ class Admission:
             self._grant(waiter)
 
     def _grant(self, waiter: _Waiter) -> None:
-        self._granted += 1
-        waiter.result.set_result(self._admit())
+        self._granted += waiter.sequences
+        waiter.result.set_result(self._admit(waiter.sequences))
 
     def _reject(self, waiter: _Waiter, reason: str, happened: str = "") -> None:
         """Reject a waiter, unless it has just left or been served."""
@@ -348,10 +367,12 @@ class Admission:
             if isinstance(answer, Permit):
                 answer.release()
 
-    def _released(self) -> None:
+    def _released(self, sequences: int) -> None:
         if self._full or self._queue.size:
             self._rate.released(self._clock())
         self.inflight -= 1
+        if sequences > 1:
+            self._widen(1 - sequences)
         if self._queue.size:
             self._dispatch()
 
@@ -381,6 +402,7 @@ class Admission:
         self._queue.check()
         assert self.inflight >= 0
         assert self._granted >= 0
+        assert self._further >= self._remote_further >= 0
         assert len(self._queue) <= self._max_queue
         assert not self._queue or self._full or not self._has_place()
 

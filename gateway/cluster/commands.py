@@ -94,7 +94,9 @@ class LocalControl:
         """Count the slots in use by others. O(replicas), so not for every batch, but at once if batches are rare."""
         ledger = self.router.ledger
         for pool in self.fleet.pools:
-            pool.admission.set_remote_inflight(sum([ledger.of(state.name).remote_inflight for state in pool.replicas]))
+            loads = [ledger.of(state.name) for state in pool.replicas]
+            further = sum([load.remote_further for load in loads])
+            pool.admission.set_remote_inflight(sum([load.remote_inflight for load in loads]), further)
         self._counted, self._count_again = True, False
         asyncio.get_running_loop().call_later(COUNT_S, self._may_count)
 

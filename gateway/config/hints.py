@@ -39,10 +39,14 @@ def bare(hint: Any) -> Any:
 
 
 def section_of(hint: Any) -> Any:
-    """A type hint without `Annotated`; for an optional section (a Struct, or null) the section."""
+    """A type hint without `Annotated`; for an optional section (a Struct, or null) or list the section or list."""
     kind = bare(hint)
     parts = typing.get_args(kind) if isinstance(kind, types.UnionType) else ()
-    return next((part for part in parts if isinstance(part, type) and issubclass(part, msgspec.Struct)), kind)
+    return next((part for part in parts if _has_parts(part)), kind)
+
+
+def _has_parts(kind: Any) -> bool:
+    return typing.get_origin(kind) is tuple or (isinstance(kind, type) and issubclass(kind, msgspec.Struct))
 
 
 def takes_bool(hint: Any) -> bool:

@@ -148,7 +148,7 @@ class _Reader:
         if _is_struct(kind):
             made = self._struct(kind, value, key, extra)
         elif typing.get_origin(kind) is tuple:
-            made = self._list(hint, value, key)
+            made = self._list(hint, kind, value, key)
         elif typing.get_origin(kind) is Mapping:
             made = self._mapping(hint, value, key)
         else:
@@ -179,8 +179,8 @@ class _Reader:
         # Messages beyond the limit are never shown.
         return self._bad(key, complaint(hint, value, number, reason) if len(self.problems) < MAX_PROBLEMS else "wrong")
 
-    def _list(self, hint: Any, value: Any, key: Key) -> Any:
-        (item, *_) = typing.get_args(bare(hint))
+    def _list(self, hint: Any, kind: Any, value: Any, key: Key) -> Any:
+        (item, *_) = typing.get_args(kind)
         if ALONE in extra_of(hint) and not isinstance(value, list | tuple):
             made = (self.read(item, value, key),)
             return _BAD if _BAD in made else made

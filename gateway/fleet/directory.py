@@ -95,11 +95,14 @@ class Target:
         able = (state for state in self.replicas.values() if state.engine.names_adapters)
         return next(filter(None, (adapter_of(state.models, f"{self.model}:{api.adapter}") for state in able)), "")
 
-    async def wait(self, tenant: str, priority: str | None, most: int | None, place: Place, *, pulsed: bool) -> Permit:
+    async def wait(
+        self, tenant: str, priority: str | None, most: int | None, place: Place, *, sequences: int, pulsed: bool
+    ) -> Permit:
         """Waits for a slot at the replicas. priority, most: as in `granted_priority`. place: shows the place in the queue
-        meanwhile. pulsed: the client gets signs of life. Raises GatewayError 400 or 429.
+        meanwhile. sequences: of the request. pulsed: the client gets signs of life. Raises GatewayError 400 or 429.
         """
-        return await self.admission.wait(tenant, granted_priority(priority, most), place, pulsed=pulsed)
+        granted = granted_priority(priority, most)
+        return await self.admission.wait(tenant, granted, place, sequences=sequences, pulsed=pulsed)
 
     def require(self) -> None:
         """Raises GatewayError 503 without a replica to try."""

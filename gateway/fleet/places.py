@@ -1,4 +1,4 @@
-"""Places: how many requests a replica's engine runs at once, learned from its reports and its first tokens.
+"""Places: how many sequences a replica's engine runs at once, learned from its reports and its first tokens.
 
 An engine takes any number of requests, and serves them in order of arrival: it knows no priorities and no tenants. So while no
 replica of a pool has a free place, further requests stay in the pool's queue (`admission/pool_queue.py`), where both count. A
@@ -7,15 +7,16 @@ replica has as many places as its engine runs, and some to spare, so that the en
     evidence                                                  places
     a new replica                                             FIRST
     that many streams have their first token                  these, and spare ones
-    none waits in the engine, and all places are taken        half as many again
+    none waits in the engine, and all places are taken        half as many again, or the running ones, and spare ones
     requests wait there, and no more run than a report ago    the running ones, and spare ones
     there are more sequences than this gateway has sent       unknown: a request that waits here loses its turn there
     no report for STALE_S, or one without figures             unknown
 
-A request is as many sequences as it wants answers (`n`, a batch of prompts). Requests that the engine does not count take no
-place, unless they wait in line (`router/late.py`). With unknown places requests are sent at once. Wrong figures harm nobody: a
-request without a place is not refused, but sent when it has waited for `queue_s`; and what an engine reports changes the places
-of its own replica only.
+A request is as many sequences as it wants answers (`n`, a batch of prompts), MOST_SEQUENCES at most. It goes as soon as one
+place is free, so that no number keeps it waiting, and no place is left empty for it. Sequences that the engine does not count
+take no place, unless they wait in line (`router/late.py`). With unknown places requests are sent at once. Wrong figures harm
+nobody: a request without a place is not refused, but sent when it has waited for `queue_s`; and what an engine reports changes
+the places of its own replica only.
 
 While requests wait for a place, first tokens count every LOOK_S, and engines are asked every ASK_S.
 """
@@ -34,8 +35,8 @@ ASKED_AT_ONCE: Final = 16  # engines: each page takes a quarter of a millisecond
 
 
 class Places:
-    """The places of one replica. value: their number, MOST: unknown. idle: requests of ours that its engine did not count: idle
-    sessions, requests that are still held back or on their way. at: time of the last report.
+    """The places of one replica. value: their number, MOST: unknown. idle: sequences of ours that its engine did not count:
+    idle sessions, requests that are still held back or on their way, answers that have ended. at: time of the last report.
     """
 
     __slots__ = ("_running", "at", "idle", "value")
@@ -47,9 +48,7 @@ class Places:
         self._running = -1  # of the last report with waiting requests; -1: none waited
 
     def learn(self, running: int | None, waiting: int | None, inflight: tuple[int, int], now: float) -> None:
-        """Learn from one report. inflight: the least requests that this gateway had there while it asked, and the most
-        sequences of its requests.
-        """
+        """Learn from one report. inflight: the least and the most sequences that this gateway had there while it asked."""
         least, most = inflight
         if running is None or waiting is None or running + waiting > most + max(FEW, most // 4):
             self.forget()
@@ -60,7 +59,7 @@ class Places:
         if waiting == 0:
             self._running = -1
             if most >= self.value <= running + 1:
-                self.value = min(self.value + self.value // 2, MOST - 1)
+                self.value = min(max(self.value + self.value // 2, with_spare(running)), MOST - 1)
         elif running > 0:
             if running <= self._running:
                 self.value = with_spare(running)

@@ -58,7 +58,7 @@ class PoolPlaces(PlaceGate):
             places, load = state.places, self._loads.get(state.name)
             if places.value == MOST or now - places.at > STALE_S:
                 return True
-            free = places.value + places.idle - (load.inflight if load is not None else 0)
+            free = places.value + places.idle - (load.sequences if load is not None else 0)
             if free > 0:
                 if free > left:
                     return True

@@ -401,7 +401,7 @@ class Prober:
         timeout_s = self._health.timeout_s
         engine = named(state.member.engine)
         ranks = self._ranks.get(server_of(state.member), ())
-        before = {each: self._inflight(each) for each in (state, *ranks)}
+        before = {each: self._sequences(each) for each in (state, *ranks)}
         known = state.facts if state.member.rank is None else replace(state.facts, kv_tokens=None)  # of all ranks together
         found = await facts_of(upstream, state.url, timeout_s, state.models, known, engine, inquire=inquire)
         facts, state.has_metrics = found
@@ -426,22 +426,21 @@ class Prober:
             if each in before:
                 self._apply_load(each, before[each])
 
-    def _inflight(self, state: ReplicaState) -> tuple[int, int]:
-        """(requests of ours there, their sequences)."""
-        load = self._router.ledger.of(state.name)
-        return load.inflight, load.sequences
+    def _sequences(self, state: ReplicaState) -> int:
+        """Sequences of our requests there."""
+        return self._router.ledger.of(state.name).sequences
 
-    def _apply_load(self, state: ReplicaState, before: tuple[int, int]) -> None:
-        """Apply the load that the replica's engine reports. before: `_inflight` at the time of the question."""
+    def _apply_load(self, state: ReplicaState, before: int) -> None:
+        """Apply the load that the replica's engine reports. before: `_sequences` at the time of the question."""
         if not state.has_metrics:
             return
         running, waiting, now = state.facts.running, state.facts.waiting, self._clock()
-        after = self._inflight(state)
-        least, most = min(before[0], after[0]), max(before[1], after[1])
+        after = self._sequences(state)
+        least, most = min(before, after), max(before, after)
         if running is not None and waiting is not None:
             self._router.reported(state.name, running, waiting, most, now)
         # Requests in line (`router/late.py`) take places: else one tenant would fill the line, where tenants take no turns.
-        in_line = len(self._router.ledger.of(state.name).line)
+        in_line = sum([lease.sequences for lease in self._router.ledger.of(state.name).line])
         state.places.learn(running, waiting, (least - in_line, most), now)
         self._reported(state)
 

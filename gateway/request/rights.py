@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.dialects.api_request import ApiRequest
 from router.native import mypyc_attr
 
 
@@ -36,6 +37,12 @@ class Rights:
     def require_model(self, model: str) -> None:
         """Raises GatewayError 403 for a model that is not allowed, even if it does not exist."""
         raise NotImplementedError
+
+    def require_models_of(self, api: ApiRequest) -> None:
+        """Raises GatewayError 403 for a request whose model or adapter is not allowed."""
+        self.require_model(api.model)
+        if api.adapter:
+            self.require_model(f"{api.model}:{api.adapter}")
 
     def require_pool(self, pool: str) -> None:
         """Raises GatewayError 403 for a pool that is not allowed."""

@@ -68,6 +68,7 @@ class LedgerMachine(CountedMachine):
             load = self.ledger.of(name)
             assert load.inflight == len(here)
             assert load.sequences == sum(lease.sequences for lease in here)
+            assert load.remote_further == sum(lease.sequences - 1 for lease in here if lease.remote)
             assert load.active_tokens == sum(lease.prompt_tokens for lease in here)
             assert load.decoding == sum(lease.decoding for lease in here)
             assert load.booked_tokens == sum(lease.uncached_tokens for lease in here if not lease.decoding)

@@ -337,7 +337,7 @@ class Adoptions(Abandonments):
         if grant is None:
             return
         grant.require_endpoint(exchange.record.path, listed=True, metered=True)
-        grant.require_model(exchange.api.model)
+        grant.require_models_of(exchange.api)
 
     async def _follow(self, exchange: Exchange, answer: AbandonedAnswer) -> ClientReply:
         answer.kept.followed = True

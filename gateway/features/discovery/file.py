@@ -12,19 +12,19 @@ If the file is invalid or missing, the replicas of the last valid one stay. `rep
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from msgspec import structs
 
-from gateway.config.parse import ConfigError, parse
+from gateway.config.parse import ConfigError, Problem, parse
 from gateway.config.source import POLL_S, ConfigSource
 from gateway.config.yaml_file import YamlFile
 from gateway.features.discovery.connecting import connected_as
 from gateway.features.discovery.section import DiscoveryConfig, ListedReplica, ReplicaList
-from gateway.fleet.membership import REPLICA, Member, member_of
+from gateway.fleet.membership import DECODE, REPLICA, Member, member_of
 
 log = logging.getLogger("warmroute.discovery")
 
@@ -66,9 +66,16 @@ def read_members(config: DiscoveryConfig) -> Iterable[Member]:
     """The members in the file. Raises ConfigError."""
     file = YamlFile(Path(config.file))
     parsed = parse(ReplicaList, file.values)
-    if parsed.value is None or file.problems:
-        raise ConfigError(*file.problems, *map(file.located, parsed.problems))
+    wrong = [*parsed.problems, *(_wrong_ports(parsed.value, config) if parsed.value else ())]
+    if parsed.value is None or file.problems or wrong:
+        raise ConfigError(*file.problems, *map(file.located, wrong))
     return [connected_as(_member(each), config) for each in parsed.value.replicas]
+
+
+def _wrong_ports(found: ReplicaList, config: DiscoveryConfig) -> Iterator[Problem]:
+    for place, replica in enumerate(found.replicas):
+        if replica.bootstrap_port and (replica.role or config.role) == DECODE:
+            yield Problem(("replicas", place, "bootstrap_port"), "only prefillers have one, and its role is decode")
 
 
 def _member(replica: ListedReplica) -> Member:

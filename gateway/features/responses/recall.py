@@ -202,6 +202,7 @@ async def run_request(api: ApiRequest, history: History, lease: MemoryLease) -> 
     made.made, made.breakpoints, made.images, made.outline = api.made, api.breakpoints, api.images, api.outline
     made.countable, made.size, made.session, made.alias = api.countable, api.size, api.session, api.alias
     made.answers, made.output, made.textual = api.answers, api.output, api.textual
+    made.adapter, made.steers = api.adapter, api.steers
     return made
 
 

@@ -80,7 +80,7 @@ class StoredObjects:
         """
         api, grant = exchange.api, exchange.caller.grant
         if grant is not None:
-            grant.require_model(api.model)
+            grant.require_models_of(api)
         target = self._fleet.target(api.model, api.alias)
         if grant is not None:
             grant.require_pool(target.pool)

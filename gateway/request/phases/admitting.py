@@ -14,7 +14,7 @@ from gateway.fleet.directory import Fleet, Target
 from gateway.request.exchange import Exchange, PoolBinding
 from gateway.request.extensions import Extensions
 from gateway.request.notes import ADMIT
-from gateway.request.phases.scopes import prompt_of
+from gateway.request.phases.scopes import prompt_of, sequences_of
 from gateway.request.priority import PRIORITY_HEADER
 from gateway.request.pulses import is_pulsed
 from gateway.request.rights import Rights
@@ -59,7 +59,7 @@ class AdmitPhase:
         target.require()
         if target.fallback is not None and extensions.fallback is not None and not (api.refers or exchange.binding):
             extensions.fallback.require_well(exchange)
-        exchange.permit = target.admission.try_admit()
+        exchange.permit = target.admission.try_admit(sequences_of(api))
         if exchange.permit is not None:
             return
         prompt_of(self._live, api, exchange.caller, target.label)  # a waiting request holds only its block keys
@@ -110,8 +110,8 @@ class AdmitPhase:
         try:
             exchange.place = place = Place()
             header = exchange.request.headers.get(PRIORITY_HEADER)
-            pulsed = is_pulsed(exchange, self._live.keepalive_s)
-            return await exchange.target.wait(record.sender.tenant, header, most, place, pulsed=pulsed)
+            sequences, pulsed = sequences_of(exchange.api), is_pulsed(exchange, self._live.keepalive_s)
+            return await exchange.target.wait(record.sender.tenant, header, most, place, sequences=sequences, pulsed=pulsed)
         finally:
             exchange.place = None
             waited_s = self._clock() - begun
@@ -128,6 +128,4 @@ def _check_rights(exchange: Exchange, grant: Rights) -> None:
     metered = (api.metered and not api.stores) or not computes or exchange.request.upgrades
     listed = record.subject.endpoint not in _UNLISTED and "%" not in record.path
     grant.require_endpoint(record.path, listed=listed, metered=metered)
-    grant.require_model(api.model)
-    if api.adapter:
-        grant.require_model(f"{api.model}:{api.adapter}")
+    grant.require_models_of(api)

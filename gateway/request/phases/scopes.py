@@ -21,10 +21,15 @@ def prompt_of(live: Live, api: ApiRequest, caller: Caller, label: str, address: 
     if adapter:
         prompt.adapter = adapter
     if api.answers > 1:
-        prompt.sequences = min(api.answers, MOST_SEQUENCES)
+        prompt.sequences = sequences_of(api)
     if caller.agent or caller.parent:
         prompt.parent_key = _parent_key(api, caller, label)
     return prompt
+
+
+def sequences_of(api: ApiRequest) -> int:
+    """The sequences that an engine runs for a request, as far as they are believed: the client says how many."""
+    return min(api.answers, MOST_SEQUENCES)
 
 
 def session_of(api: ApiRequest, caller: Caller, label: str) -> tuple[str, int]:

@@ -724,6 +724,17 @@ async def test_slots_that_others_take_are_taken_and_come_free() -> None:
     assert (pool.inflight, pool.waiting) == (2, 0)
 
 
+async def test_requests_of_others_take_as_many_places_as_they_have_sequences() -> None:
+    pool, gate = gated(8)
+    gate.booked = 8
+    pool.set_remote_inflight(1, 7)
+    assert pool.try_admit() is None
+    gate.booked = 0
+    pool.set_remote_inflight(0)
+    assert pool.try_admit()
+    pool.check()
+
+
 async def test_a_refusal_counts_what_others_run_and_its_wait_is_by_their_pace() -> None:
     now = 0.0
     pool = Admission(max_inflight=2, max_queue=0, queue_s=60, clock=lambda: now)

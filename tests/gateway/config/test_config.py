@@ -103,6 +103,8 @@ prices:
             {"pools": [{"prefill": [URL], "decode": [{"url": URL, "bootstrap_port": 1}]}]},
             r"^pools\[0\].decode\[0\].bootstrap_port: unknown key; known keys: [a-z_, ]*$",
         ),
+        ({"pools": [{"replicas": [URL], "translate": ["x"]}]}, r"translate\[0\]: 'x' is not one of messages, responses$"),
+        ({"pools": [{"replicas": [URL], "translate": "messages"}]}, "translate: a list is expected, got 'messages'"),
         ({"pools": [{"replicas": [URL], "resume_streams": 1}]}, r"resume_streams: true or false is expected, got 1"),
         ({"pools": [{"replicas": [URL], "resume_streams": "yes"}]}, r"resume_streams: true or false is expected, got 'yes'"),
         ({"prices": {"m": {"input": 1}}}, "prices.m.output: missing"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
@@ -131,6 +131,17 @@ def places_of(run: Running) -> Places:
     return next(iter(run.gateway.fleet.replicas)).places
 
 
+def reports_of(run: Running) -> Callable[[], bool]:
+    """True once some reports have come."""
+    seen = set[float]()
+
+    def reported() -> bool:
+        seen.add(places_of(run).at)
+        return len(seen) > 6
+
+    return reported
+
+
 async def send(run: Running, name: str, priority: int, **more: Any) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": name}], "stream": True, **more}
     async with run.session.post(run.url + "/v1/chat/completions", json=body, headers={"X-Priority": str(priority)}) as answer:
@@ -161,6 +172,24 @@ async def test_urgent_requests_overtake_those_that_an_engine_cannot_run_yet() ->
     assert max(ranks) < LOW // 3
 
 
+async def test_a_request_takes_a_place_for_each_of_its_answers() -> None:
+    """Also if it has more than there are places."""
+    engine = BatchEngine()
+    engine.each = answers = 3 * FIRST
+    async with before(engine) as run:
+        admission = run.gateway.fleet.pools[0].admission
+        low = [asyncio.create_task(send(run, f"low {number}", -10, n=answers)) for number in range(LOW)]
+        await eventually(lambda: len(engine.running) == BATCH and admission.inflight + admission.waiting == LOW)
+        await eventually(reports_of(run))
+        sent = len(engine.arrived)
+        high = [asyncio.create_task(send(run, f"high {number}", 10, n=answers)) for number in range(HIGH)]
+        await eventually(lambda: admission.inflight + admission.waiting == LOW + HIGH)
+        await finish_all(engine, *low, *high)
+    ranks = [rank for rank, name in enumerate(engine.arrived) if name.startswith("high")]
+    assert sent <= with_spare(BATCH)
+    assert max(ranks) < sent + HIGH + 3
+
+
 async def test_nothing_is_refused_for_want_of_a_place() -> None:
     engine = BatchEngine()
     async with before(engine, max_queue=4, queue_s=0.2) as run:
@@ -182,13 +211,7 @@ async def test_requests_in_line_take_places() -> None:
             load.serial.learn(10_000, 10_000 / load.rate.value, load.rate.value)
         tasks += [asyncio.create_task(send(run, text, 0)) for text in texts[BATCH + 1 :]]
         await eventually(lambda: admission.inflight + admission.waiting == LOW)
-        reports = set[float]()
-
-        def reported() -> bool:
-            reports.add(places_of(run).at)
-            return len(reports) > 6
-
-        await eventually(reported)
+        await eventually(reports_of(run))
         assert len(load.line) > 0
         assert admission.inflight <= FIRST + 4
         load.serial.forget()

@@ -19,7 +19,7 @@ from gateway.config.kinds import MAX_WEIGHT, ROLES
 from gateway.features.discovery.connecting import connected_as
 from gateway.features.discovery.kubernetes.api import Object
 from gateway.features.discovery.section import DiscoveryConfig
-from gateway.fleet.membership import REPLICA, Member, fitting
+from gateway.fleet.membership import DECODE, REPLICA, Member, fitting
 
 ANNOTATION: Final = "warmroute.io/"
 _ANNOTATIONS: Final = ("pool", "model", "port", "weight", "capacity-tokens", "drain", "role", "bootstrap-port")
@@ -108,7 +108,8 @@ def read_pod(pod: Object, port: int | str | None) -> Sequence[PodEndpoint]:
     containers = _mappings(_mapping(pod.get("spec")).get("containers"))
     ports = [each for container in containers for each in _mappings(container.get("ports"))]
     number = _annotation_number(notes, PORT, _MAX_PORT) or _port_of(ports, "containerPort", port)
-    capacity, wrong = _annotation_number(notes, CAPACITY, _MAX_NUMBER), _annotation_problem(notes)
+    role = _role(notes.get(ROLE)) or _role(_mapping(about.get("labels")).get(LABEL))
+    capacity, wrong = _annotation_number(notes, CAPACITY, _MAX_NUMBER), _annotation_problem(notes, role)
     conditions = _mappings(status.get("conditions"))
     return (
         PodEndpoint(
@@ -123,7 +124,7 @@ def read_pod(pod: Object, port: int | str | None) -> Sequence[PodEndpoint]:
             weight=_annotation_number(notes, WEIGHT, MAX_WEIGHT) or MAX_WEIGHT,
             capacity_tokens=capacity or None,
             drain=notes.get(DRAIN) == "true",
-            role=_role(notes.get(ROLE)) or _role(_mapping(about.get("labels")).get(LABEL)),
+            role=role,
             bootstrap_port=_annotation_number(notes, BOOTSTRAP_PORT, _MAX_PORT),
             problem=wrong if number else _no_port(port),
         ),
@@ -217,8 +218,8 @@ def _annotation_number(notes: Mapping[str, Any], name: str, max_value: int) -> i
     return _number(notes.get(name), max_value)
 
 
-def _annotation_problem(notes: Mapping[str, Any]) -> str:
-    """The first invalid annotation, which is ignored; "" if all are valid."""
+def _annotation_problem(notes: Mapping[str, Any], role: str) -> str:
+    """The first invalid annotation, which is ignored; "" if all are valid. role: of the pod."""
     for name, max_value in ((PORT, _MAX_PORT), (WEIGHT, MAX_WEIGHT), (CAPACITY, _MAX_NUMBER), (BOOTSTRAP_PORT, _MAX_PORT)):
         if name in notes and not _annotation_number(notes, name, max_value):
             return f"the annotation {name} is not a number from 1 to {max_value}"
@@ -226,6 +227,8 @@ def _annotation_problem(notes: Mapping[str, Any]) -> str:
         return f"the annotation {DRAIN} is neither true nor false"
     if ROLE in notes and not _role(notes[ROLE]):
         return f"the annotation {ROLE} is neither {' nor '.join(ROLES)}"
+    if BOOTSTRAP_PORT in notes and role == DECODE:
+        return f"the annotation {BOOTSTRAP_PORT} is for prefillers only, and its role is decode"
     return ""
 
 

@@ -812,6 +812,17 @@ async def test_a_key_that_was_revoked_adopts_nothing(tmp_path: Path) -> None:
         assert ((await gets(run, data))[0], len(replica.requests)) == (401, 1)
 
 
+async def test_a_key_adopts_nothing_of_an_adapter_that_it_may_use_no_more(tmp_path: Path) -> None:
+    never = asyncio.Event()
+    async with FakeReplica([once(never, answers())]) as replica, keyed(tmp_path, replica, **LONG) as run, closing(run):
+        id_, key = await made(run, models=["m", "m:adapter"])
+        data = sent(CHAT, body_of(CHAT, lora_path="adapter"), b"Authorization: Bearer " + key.encode())
+        await asks_and_leaves(run, data, lambda: replica.requests)
+        async with run.session.patch(f"{run.admin_url}/warmroute/keys/{id_}", json={"models": ["m"]}) as answer:
+            assert answer.status == 200
+        assert ((await gets(run, data))[0], len(replica.requests)) == (403, 1)
+
+
 async def test_another_key_of_the_same_tenant_adopts_nothing(tmp_path: Path) -> None:
     never = asyncio.Event()
     async with (

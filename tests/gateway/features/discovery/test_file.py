@@ -84,8 +84,12 @@ async def test_what_it_lists_are_members_and_changes_are_seen(tmp_path: Path) ->
         ("replicas: [" + "http://a:1, " * 3000 + "]", "2048"),
         ("x" * (2 << 20), "too large"),
         ("replicas: [http://a:1]\nreplicas: [http://b:1]", "given twice"),
+        (
+            "replicas:\n- http://a:1\n- {url: http://b:1, role: decode, bootstrap_port: 9}",
+            "3: replicas[1].bootstrap_port: only",
+        ),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 async def test_an_invalid_file_changes_nothing_and_is_named(text: str, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "replicas.yaml"

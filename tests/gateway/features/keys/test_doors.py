@@ -150,7 +150,8 @@ async def test_a_run_is_refused_at_its_beginning(tmp_path: Path) -> None:
     async with slow.replica() as replica, keyed(tmp_path, replica, state=kept_in(tmp_path)) as run:
         _, key = await made(run, requests_per_minute=1, models=["m"])
         assert (await run.post(RUN, "/v1/responses"))[0] == 401
-        assert (await run.post({**RUN, "model": "other"}, "/v1/responses", headers=bearer(key)))[0] == 403
+        for wrong in ({"model": "other"}, {"lora_path": "adapter"}):
+            assert (await run.post({**RUN, **wrong}, "/v1/responses", headers=bearer(key)))[0] == 403
         status, _, begun = await run.post(RUN, "/v1/responses", headers=bearer(key))
         assert (status, begun["status"]) == (200, "queued")
         await slow.begun.wait()

@@ -26,6 +26,7 @@ def values(api: ApiRequest) -> dict[str, object]:
     [
         {},
         {"stream": True, "store": True, "truncation": "auto", "prompt_cache_key": "session", "previous_response_id": "resp_1"},
+        {"lora_path": "adapter", "priority": 5},
         {"input": [{"role": "user", "content": [TEXT, IMAGE]}, {"type": "item_reference", "id": "msg_1"}]},
     ],
 )

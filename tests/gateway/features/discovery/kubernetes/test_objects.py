@@ -235,6 +235,12 @@ def test_an_annotation_that_is_wrong_is_named_and_changes_nothing(wrong: dict[st
     assert note.startswith(f"a: the annotation warmroute.io/{next(iter(wrong)).replace('_', '-')} is ")
 
 
+def test_a_bootstrap_port_of_a_decoder_is_named() -> None:
+    pod = pod_of("a", "10.0.0.1", bootstrap_port="9")
+    pod["metadata"]["labels"]["llm-d.ai/role"] = "decode"
+    assert notes(PODS, pod) == ["a: the annotation warmroute.io/bootstrap-port is for prefillers only, and its role is decode"]
+
+
 def test_an_address_that_is_none_is_no_member() -> None:
     for address in ("10.0.0.1/evil", "host.test", "", "10.0.0.1:80", "fd00::1%eth0"):
         found = members(SERVICE, slice_of("s", endpoint(address)))
