@@ -62,6 +62,7 @@ class ReplicaLoad:
     answered_at: float = float("-inf")  # time at which the last lease was closed
     worked: float = 0.0  # exponentially decayed seconds of estimated prefill; time constant: BUSY_S
     worked_at: float = float("-inf")  # time at which the last prefill ended
+    counted_to: float = float("-inf")  # the time until then is counted in `worked`, or was idle
     computed_at: float = float("-inf")  # time of the last first token, or good end of an answer with a token
     serial: SerialPrefill = field(default_factory=SerialPrefill)
     line: dict[Lease, Callable[[], None]] = field(default_factory=dict)
@@ -252,9 +253,7 @@ class ReplicaLoad:
         return self.remaining_tokens(now) - self.remote_booked_tokens
 
     def busy(self, now: float) -> float:
-        """The share of the time in which the replica has computed prompts lately, also for others, by estimates: with
-        several prompts at once it may exceed 1.
-        """
+        """The share of the time in which the replica has computed prompts lately, also for others, by estimates."""
         own = self._worked(now) / BUSY_S
         return own if self.foreign is None else own + self.foreign.busy(now)
 
@@ -262,8 +261,18 @@ class ReplicaLoad:
         ago = now - self.worked_at
         return self.worked * (math.exp(-ago / BUSY_S) if ago > 0 else 1.0)
 
-    def count_work(self, seconds: float, now: float) -> None:
-        """The replica has computed a prompt for so long."""
+    def count_work(self, lease: Lease, now: float) -> None:
+        """The replica has computed the prompt of a lease of the queue.
+
+        Text of long tokens seems more work than it is. But one prompt cannot take longer than its request has waited, and no
+        time counts twice, however many wait.
+        """
+        first, begun = self.first, self.counted_to
+        if first is not None and first.sent > begun:
+            begun = first.sent
+        waited_s = now - (lease.sent if lease.sent > begun else begun)
+        seconds = min(lease.uncached_tokens / self.rate.value, max(0.0, waited_s))
+        self.counted_to = begun + seconds
         self.rate.pool.conversation.worked(seconds)
         self.worked = self._worked(now) + seconds
         self.worked_at = max(self.worked_at, now)
@@ -390,8 +399,7 @@ class Lease:
         load.booked_tokens -= self.uncached_tokens
         if self.remote:
             load.remote_booked_tokens -= self.uncached_tokens
-        # Text of long tokens seems more work than it is, but cannot take longer than the request has waited.
-        load.count_work(min(self.uncached_tokens / load.rate.value, max(0.0, now - self.sent)), now)
+        load.count_work(self, now)
         if load.foreign is not None:
             load.foreign.computed(self.uncached_tokens)
         load.leave_queue(self)

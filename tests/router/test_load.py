@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, initialize, invariant, rule
 
-from router.load import BUSY_S, BookingLedger, Lease
+from router.learning.foreign import BUSY_S
+from router.load import BookingLedger, Lease
 from tests.support.machines import STEPS, CountedMachine, steps_of
 from tests.support.strategies import replicas
 
@@ -218,3 +219,15 @@ def test_a_replica_is_busy_no_longer_than_a_request_has_waited() -> None:
     lease = ledger.open("r", 80_000, 80_000, 0.0)
     lease.first_token(1.0)
     assert lease.load.busy(1.0) * BUSY_S == pytest.approx(1.0)
+
+
+def test_no_time_counts_twice_as_work() -> None:
+    """A second of work is computed within ten of another request; then three have ten each by their tokens, and take one."""
+    ledger = BookingLedger()
+    long = ledger.open("r", 80_000, 80_000, 0.0)
+    ledger.open("r", 8000, 8000, 5.0).first_token(6.0)
+    long.first_token(11.0)
+    assert long.load.busy(11.0) * BUSY_S == pytest.approx(math.exp(-5 / BUSY_S) + 10.0)
+    for lease in [ledger.open("r", 80_000, 80_000, 11.0) for _ in range(3)]:
+        lease.first_token(12.0)
+    assert long.load.busy(12.0) * BUSY_S == pytest.approx(math.exp(-6 / BUSY_S) + 10.0 * math.exp(-1 / BUSY_S) + 1.0)
