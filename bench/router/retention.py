@@ -134,7 +134,7 @@ def report(seeds: int) -> Iterator[str]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.router.retention", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each row (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=2, metavar="N", help="runs of each row (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=REPORTS, metavar="DIR", help="default: bench/reports")
     options = parser.parse_args(arguments)
     text = "\n".join(report(options.seeds)) + "\n"
