@@ -138,6 +138,7 @@ bench: $(VENV)/.dev $(COMPILED)/.made
 	$(BIN)/python -m bench.replica.evictions
 	$(BIN)/python -m bench.replica.twin
 	$(BIN)/python -m bench.router.ablation
+	$(BIN)/python -m bench.router.retention
 	$(BIN)/python -m bench.router.unequal
 	$(BIN)/python -m bench.router.policies
 	$(BIN)/python -m bench.router.recorded --report

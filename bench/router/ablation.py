@@ -4,7 +4,7 @@
 
 A candidate carries its cost in parts, so leaving one out is a policy that ranks by the rest. Only the default policy pays rent
 for hot prefixes (`router/pricing/replication.py`), and lets requests wait in line (`router/late.py`), so the terms are left out
-of a cost without both, which has its own row.
+of a cost without both, which has its own row. What is no part of its own is left out of the router, at the full cost.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
+from typing import Any
 
 from bench.measure.machine import REPORTS, commit, trace_folder
 from bench.router.policies import cases, loaded
 from gateway.config.schema import RoutingConfig
-from router import Router
+from router import Replica, Router
+from router.booking import Booking
+from router.learning.conversations import ConversationWork
 from router.policies.least_cost import LeastCost
-from router.policies.policy import KeyPolicy
+from router.policies.policy import KeyPolicy, Policies
 from router.simulation.fleet import FleetSpec, Result, RouterPlacement, SharedQueue, Simulation, summary
 from router.types import Candidate
 
@@ -49,27 +52,74 @@ ABLATIONS: Mapping[str, Callable[[Candidate], float]] = MappingProxyType(
         "only uncached: the longest prefix": lambda one: one.cost.prefill_s,
     }
 )
-ROWS = (FULL, *ABLATIONS, POOLED)
+
+
+class FirstCome(Router):
+    """Sends each request at once."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.ledger.has_lines = False
+
+    def _line_up(self, booking: Booking, now: float) -> None:
+        self._credit(booking)
+
+
+class NoSecondChoice(Router):
+    """Sends a request after its wait in line, whatever its replica holds then."""
+
+    def _lost_match_s(self, booking: Booking, now: float) -> float:
+        return 0.0
+
+
+class FreeConversations(ConversationWork):
+    """The later turns of a conversation cost nothing."""
+
+    def worked(self, seconds: float) -> None:
+        super().worked(seconds)
+        self.value = 0.0
+
+
+class NoBusyShare(Router):
+    """Prices no later turns on busy replicas."""
+
+    def add(self, replica: Replica) -> None:
+        super().add(replica)
+        self.ledger.rates.of(replica.name).pool.conversation = FreeConversations()
+
+
+ROUTERS: Mapping[str, type[Router]] = MappingProxyType(
+    {
+        "full cost, first come, first served": FirstCome,
+        "full cost, late binding without a second choice": NoSecondChoice,
+        "full cost without the busy share": NoBusyShare,
+    }
+)
+ROWS = (FULL, *ROUTERS, *ABLATIONS, POOLED)
 WORKLOADS = MappingProxyType(  # name -> seeds
     {
-        "conversation": 2,
+        "conversation": 6,
         "agents_1m": 6,
         "agents_250k": 6,
         "gen:shared_prompt": 1,
-        "gen:chat": 1,
-        "gen:agents": 2,
+        "gen:chat": 6,
+        "gen:agents": 8,
         "gen:no_reuse": 1,
     }
 )
 
 
-POLICIES = {FULL: LeastCost, **{row: functools.partial(KeyPolicy, key) for row, key in ABLATIONS.items()}}
+POLICIES: Policies = {
+    **dict.fromkeys((FULL, *ROUTERS), LeastCost),
+    **{row: functools.partial(KeyPolicy, key) for row, key in ABLATIONS.items()},
+}
 
 
 def ablated(row: str, seed: int) -> Router:
     """The production router with a part of its cost left out."""
     memory, chance = RoutingConfig().memory_mb << 20, random.Random(seed)
-    return Router(policy=row, policies=POLICIES, ttl_s=RoutingConfig().ttl_s, memory_bytes=memory, chance=chance)
+    kind = ROUTERS.get(row, Router)
+    return kind(policy=row, policies=POLICIES, ttl_s=RoutingConfig().ttl_s, memory_bytes=memory, chance=chance)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ dictionary.
 from __future__ import annotations
 
 from itertools import takewhile
-from typing import Final
+from typing import Any, Final
 
 import xxhash
 
@@ -95,6 +95,11 @@ class Layer:
             del self._stored[number]
             del self.copies[self.keys.pop(number)]
 
+    @property
+    def dictionaries(self) -> tuple[dict[Any, Any], ...]:
+        """All that grows with the blocks."""
+        return self.keys, self.copies, self._stored
+
     def run(self, keys: PromptKeys, start: int = 0, *, faster: Layer | None = None) -> int:
         """Number of blocks from `start` on without a missing one, here or in a faster layer. O(them)."""
         here, there, at = self.copies, faster.copies if faster is not None else {}, start
@@ -120,6 +125,7 @@ class Holdings:
     def __init__(self, *, salted: bool = True) -> None:
         self._salted = salted
         self._layers: dict[tuple[int, int], Layer] = {}
+        self._forgotten: list[dict[Any, Any]] = []
         self._adapters: set[str] = set()
         self.complete = False
         self.orphans = 0
@@ -180,9 +186,25 @@ class Holdings:
             self.clear(complete=True)
 
     def clear(self, *, complete: bool) -> None:
-        """Forget all blocks. complete: it is known that the engine holds nothing now."""
-        self._layers = {}
+        """Forget all blocks; `free` frees their memory. complete: it is known that the engine holds nothing now. O(layers)."""
+        layers, self._layers = self._layers, {}
         self.complete = complete
+        for layer in layers.values():
+            self._forgotten += layer.dictionaries
+
+    def free(self, most: int) -> bool:
+        """Free at most so many entries of forgotten blocks: freed at once, a million blocks would keep the interpreter from
+        other threads for 0.1 s. True if there are more. O(most).
+        """
+        while self._forgotten:
+            entries = self._forgotten[-1]
+            for _ in range(min(most, len(entries))):
+                entries.popitem()
+                most -= 1
+            if entries:
+                return True
+            self._forgotten.pop()
+        return False
 
     def expire(self, before: float) -> None:
         """Forget blocks in slower memory stored before, if their publisher never reports removals."""

@@ -31,6 +31,7 @@ AT_ONCE: Final = 64  # messages of one socket in turn
 SLICE_S: Final = 0.0005  # of work, until other threads may run
 PAUSE_S: Final = 0.00005
 CHECKED: Final = 1000  # blocks
+FREED: Final = 2000  # entries of forgotten blocks, in a slice
 TICK_S: Final = 1.0
 CLOSING_S: Final = 5.0
 BLOCK_BYTES: Final = 200  # of a block in holdings: 182 as measured
@@ -75,7 +76,7 @@ class EventReceiver:
 
     def leave(self, source: Source) -> None:
         """Follow it no longer."""
-        self._command(lambda: self._end(source))
+        self._command(lambda: self._leave(source))
 
     def resynchronise(self, source: Source) -> None:
         """Begin again: its process may be another one."""
@@ -122,6 +123,7 @@ class EventReceiver:
                     self._receive(each.events, each.stream, self._live)
                 if each.replay is not None and each.replay in ready:
                     self._receive(each.replay, each.stream, self._replayed)
+                self._free(each.stream)
             if (now := self._clock()) - ticked >= TICK_S:
                 ticked = now
                 for each in self._followed.values():
@@ -181,6 +183,11 @@ class EventReceiver:
             )
             largest.overflow(now)
 
+    def _free(self, stream: EventStream) -> None:
+        """Free the memory of forgotten blocks, in slices."""
+        while stream.holdings.free(FREED):
+            time.sleep(PAUSE_S)
+
     # -- commands
 
     def _begin(self, source: Source) -> None:
@@ -210,6 +217,13 @@ class EventReceiver:
             raise
         self._poller.register(made, zmq.POLLIN)
         return made
+
+    def _leave(self, source: Source) -> None:
+        followed = self._followed.get(source)
+        self._end(source)
+        if followed is not None:
+            followed.stream.forget("")
+            self._free(followed.stream)
 
     def _end(self, source: Source) -> None:
         followed = self._followed.pop(source, None)

@@ -80,6 +80,17 @@ async def test_a_cleared_cache_is_told() -> None:
         publisher.events.cleared()
         await eventually(lambda: lost == [publisher.source])
         assert held(stream, 0, 200) == HeldPrefix(0, 0, certain=True)
+        await eventually(lambda: not stream.holdings._forgotten)
+
+
+async def test_the_blocks_of_a_publisher_that_is_left_are_freed() -> None:
+    publisher = Publisher()
+    with contextlib.closing(publisher.events), receiver() as made:
+        publisher.store(0, 8)
+        stream = await followed(made, publisher.source)
+        await eventually(lambda: stream.holdings.blocks == 8)
+        made.leave(publisher.source)
+        await eventually(lambda: not made.streams and not stream.holdings.blocks and not stream.holdings._forgotten)
 
 
 async def test_too_many_blocks_are_not_kept() -> None:

@@ -17,7 +17,7 @@ from gateway.features.kv_events.ordering import LIVE, QUIET_S, REPLAY_S, REST, R
 from gateway.features.kv_events.prompt_tokens import KnownTokens, PromptKeys
 from gateway.features.kv_events.residency import EngineResidency
 from gateway.features.kv_events.stream import FULL_S, EventStream, Source
-from gateway.features.kv_events.wire import HOST, BlocksStored
+from gateway.features.kv_events.wire import GPU, HOST, BlocksStored
 from router import text_keys
 from router.residency import HeldPrefix
 from tests.support.model_engine import SIZE, Form, ModelEngine, ModelPublisher
@@ -240,6 +240,14 @@ def test_blocks_that_are_stored_again_and_again_take_room_once() -> None:
     holdings.expire(200.0)
     assert holdings.blocks == 0
     holdings.check()
+
+
+def test_the_memory_of_forgotten_blocks_is_freed_in_slices() -> None:
+    holdings = Holdings()
+    holdings.apply(BlocksStored(list(range(10)), None, bytes(40), 1, GPU, 0, "", "", None), 0.0)
+    holdings.clear(complete=True)
+    assert holdings.blocks == 0
+    assert [holdings.free(8) for _ in range(4)] == [True, True, False, False]  # two entries a block
 
 
 def test_of_a_long_prompt_only_the_keys_that_are_looked_at_are_computed() -> None:
