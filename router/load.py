@@ -172,7 +172,11 @@ class ReplicaLoad:
     def orders(self, now: float) -> bool:
         """True if a stream with others before it waits in line, and the shortest goes first."""
         first = self.first
-        if not self.serial.proven or self.remote_inflight or (first is not None and first.silent):
+        return (first is None or not first.silent) and self._binds_late(now)
+
+    def _binds_late(self, now: float) -> bool:
+        """True if it is proven to compute one prompt at a time, and nobody else uses it."""
+        if not self.serial.proven or self.remote_inflight:
             return False
         return self.foreign is None or not self.foreign.waiting(now, self.rate.value)
 
@@ -198,10 +202,10 @@ class ReplicaLoad:
         self.line.clear()
 
     def call_next(self, now: float) -> None:
-        """Call the next requests of the line, once all sent streams have their first token. O(leases before theirs); O(line)
-        for each that is called.
+        """Call the next requests of the line, once all sent streams have their first token; all of it, if it is safe no longer.
+        O(leases before theirs); O(line) for each that is called.
         """
-        if self.remote_inflight:
+        if not self._binds_late(now):
             self._end_line()
             return
         lease = self.first
@@ -223,6 +227,11 @@ class ReplicaLoad:
     def sequences(self) -> int:
         """All that the engine runs, or is to run, for the open leases."""
         return self.inflight + self.further
+
+    @property
+    def sent_sequences(self) -> int:
+        """The same without the requests in line. O(line)."""
+        return self.sequences - sum(lease.sequences for lease in self.line)
 
     @property
     def own_inflight(self) -> int:
@@ -400,16 +409,18 @@ class Lease:
     def release(self, now: float) -> None:
         """It waits for no other lease any more, and is sent."""
         if self.lead is not None:
-            self.lead, self.follows, self.sent = None, False, now
-
-    def begin_turn(self, now: float) -> None:
-        """It leaves the line of its replica, and is sent."""
-        if self.lead is not None:
             load = self.load
             load.line.pop(self, None)
-            self.release(now)
-            load.leave_queue(self)
-            load.enqueue_sent(self)
+            self.lead, self.follows, self.sent = None, False, now
+            if load.foreign is not None:
+                self.behind_foreign = load.foreign.waiting(now, load.rate.value)
+            self.pass_waiting()
+
+    def pass_waiting(self) -> None:
+        """It is sent: before the leases that still wait in the gateway. O(1) without these, else O(sent)."""
+        if self.ahead is not None and self.ahead.lead is not None:
+            self.load.leave_queue(self)
+            self.load.enqueue_sent(self)
 
     def withdraw(self) -> None:
         """Before a new choice, which it does not delay itself: its tokens are no longer booked, until it moves."""
@@ -515,7 +526,7 @@ class BookingLedger:
         return load
 
     def reported(self, replica: str, running: int, waiting: int, own: int, now: float) -> None:
-        """An engine has reported its load. own: sequences of the leases that were open there meanwhile, at most. O(1)."""
+        """An engine has reported its load. own: sequences of ours that were there meanwhile, at most. O(1)."""
         load = self.loads.get(replica)
         if load is None or load.foreign is None:
             if running + waiting <= own:
@@ -572,6 +583,7 @@ class BookingLedger:
             assert [lease.ahead for lease in waiting] == [None, *waiting][:-1]
             assert load.last is (waiting[-1] if waiting else None)
             assert all(lease.lead is not None and lease in waiting for lease in load.line)
+            assert not any(lease.lead is None and lease.ahead is not None and lease.ahead.lead is not None for lease in waiting)
             assert 0 <= load.remote_inflight <= load.inflight
             assert load.remote_booked_tokens == sum(lease.uncached_tokens for lease in waiting if lease.remote)
             assert load.active_tokens >= 0

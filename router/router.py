@@ -178,8 +178,8 @@ class Router(Owner):
         self.purge(name)
 
     def reported(self, name: str, running: int, waiting: int, own: int, now: float) -> None:
-        """The engine of a replica has reported its requests. own: the most sequences that were open there meanwhile, by all
-        routers that share. What exceeds them is the load of others.
+        """The engine of a replica has reported its requests. own: the most sequences that were sent there meanwhile
+        (`ReplicaLoad.sent_sequences`), by all routers that share. What exceeds them is the load of others.
         """
         if name in self._replicas:
             self.ledger.reported(name, running, waiting, own, now)
@@ -364,7 +364,7 @@ class Router(Owner):
         """See Booking.release."""
         lead, booking.lead = booking.lead, None
         if isinstance(lead, TurnInLine):
-            booking.lease.begin_turn(now)
+            booking.lease.release(now)
             if self._lost_match_s(booking, now) > LEAST_S:
                 return True
             self._credit(booking)
@@ -526,7 +526,9 @@ class Router(Owner):
         self.rents.record(prefix, seconds)
 
     def _credit(self, booking: Booking) -> None:
+        """A booking is sent: credit its replica with its prompt."""
         lease = booking.lease
+        lease.pass_waiting()
         name, now = lease.replica, lease.sent
         if not self._least_cost:  # that policy stores nothing
             self._policy.booked(name)

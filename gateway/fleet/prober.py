@@ -426,12 +426,12 @@ class Prober:
             if each in before:
                 self._apply_load(each, before[each])
 
-    def _inflight(self, state: ReplicaState) -> tuple[int, int]:
-        """(requests of ours there, their sequences)."""
+    def _inflight(self, state: ReplicaState) -> tuple[int, int, int]:
+        """(requests of ours there, their sequences, these without the line)."""
         load = self._router.ledger.of(state.name)
-        return load.inflight, load.sequences
+        return load.inflight, load.sequences, load.sent_sequences
 
-    def _apply_load(self, state: ReplicaState, before: tuple[int, int]) -> None:
+    def _apply_load(self, state: ReplicaState, before: tuple[int, int, int]) -> None:
         """Apply the load that the replica's engine reports. before: `_inflight` at the time of the question."""
         if not state.has_metrics:
             return
@@ -439,7 +439,7 @@ class Prober:
         after = self._inflight(state)
         least, most = min(before[0], after[0]), max(before[1], after[1])
         if running is not None and waiting is not None:
-            self._router.reported(state.name, running, waiting, most, now)
+            self._router.reported(state.name, running, waiting, max(before[2], after[2]), now)
         # Requests in line (`router/late.py`) take places: else one tenant would fill the line, where tenants take no turns.
         in_line = len(self._router.ledger.of(state.name).line)
         state.places.learn(running, waiting, (least - in_line, most), now)

@@ -117,12 +117,29 @@ def test_nobody_waits_where_something_would_be_lost(why: str) -> None:
     assert send(router, "b", 50).lead is None
 
 
-def test_a_line_ends_where_another_gateway_comes() -> None:
+@pytest.mark.parametrize("why", ["another gateway", "load of others", "a restart"])
+def test_a_line_ends_where_something_would_be_lost(why: str) -> None:
     router = router_of()
     running, one, other = send(router, "a", 30), send(router, "b", 50), send(router, "c", 60)
-    router.ledger.open("r1", 9000, 9000, 1.0, remote=True)
+    if why == "another gateway":
+        router.ledger.open("r1", 9000, 9000, 1.0, remote=True)
+    elif why == "load of others":
+        router.reported("r1", 3, 9, router.ledger.loads["r1"].sent_sequences, 2.9)
+    else:
+        router.restarted("r1")
     running.first_token(3.0)
     assert called(one, other) == [True, True]
+
+
+def test_a_time_to_a_first_token_that_others_were_before_teaches_no_rate() -> None:
+    """They came while it waited in line."""
+    router = router_of()
+    running, one = send(router, "a", 30), send(router, "b", 20)
+    router.reported("r1", 1, 4, 1, 2.9)
+    running.first_token(3.0)
+    one.release(3.0)
+    finish(one, 13.0)
+    assert router.ledger.rates.of("r1").value == pytest.approx(RATE)
 
 
 def test_a_request_that_leaves_the_line_leaves_nothing_there() -> None:
@@ -136,6 +153,30 @@ def test_a_request_that_leaves_the_line_leaves_nothing_there() -> None:
     assert not router.ledger.loads["r1"].line
     running.close(Outcome(False), 2.5)
     assert router.ledger.loads["r1"].first is late.lease
+
+
+def test_a_client_that_leaves_the_line_ends_no_turn_in_the_engine() -> None:
+    router = router_of()
+    serial = router.ledger.loads["r1"].serial
+    running, gone = send(router, "a", 30), send(router, "b", 40)
+    while (other := send(router, "c", 20)).lead is not None:  # until one is sent at once
+        other.close(Outcome(False), 0.0)
+    running.first_token(3.0)
+    gone.close(Outcome(False), 4.9)
+    finish(other, 5.0)
+    assert other.lease.prefill_s == 2.0
+    assert serial.proven
+
+
+def test_a_plain_request_past_the_line_is_computed_before_those_in_it() -> None:
+    router = router_of()
+    running, one, other = send(router, "a", 30), send(router, "b", 50), send(router, "c", 60)
+    plain = send(router, "d", 1, silent=True)
+    running.first_token(3.0)
+    one.release(3.0)
+    load = router.ledger.loads["r1"]
+    assert load.waiting == [plain.lease, one.lease, other.lease]
+    assert load.advance(3.1) is one.lease
 
 
 def test_a_request_with_followers_is_called() -> None:
@@ -243,6 +284,7 @@ def test_a_prompt_that_overtakes_another_is_evidence_against_it() -> None:
     router = router_of()
     serial = router.ledger.loads["r1"].serial
     send(router, "a", 30)
+    send(router, "c", 40)
     while (other := send(router, "b", 10, 0.5)).lead is not None:  # until one is sent at once
         other.close(Outcome(False), 0.5)
     assert serial.proven

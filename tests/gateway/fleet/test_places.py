@@ -191,6 +191,9 @@ async def test_requests_in_line_take_places() -> None:
         await eventually(reported)
         assert len(load.line) > 0
         assert admission.inflight <= FIRST + 4
+        engine.waiting["of others"] = asyncio.Event()
+        await eventually(lambda: ledger.shared(engine.replica.name, run.gateway.clock()))
+        assert len(load.line) > 0, "they are not hidden by those in line"
         load.serial.forget()
         await finish_all(engine, *tasks)
 
