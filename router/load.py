@@ -422,10 +422,12 @@ class Lease:
             self.load.leave_queue(self)
             self.load.enqueue_sent(self)
 
-    def withdraw(self) -> None:
+    def withdraw(self, now: float) -> None:
         """Before a new choice, which it does not delay itself: its tokens are no longer booked, until it moves."""
         if self.closed or self.decoding:
             return
+        if self.load.first is self:
+            self.load.turn_ended = max(self.load.turn_ended, now)
         self.load.booked_tokens -= self.uncached_tokens
         if self.remote:
             self.load.remote_booked_tokens -= self.uncached_tokens

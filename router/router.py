@@ -325,7 +325,7 @@ class Router(Owner):
 
     def move(self, booking: Booking, replicas: Collection[str], now: float) -> None:
         """See Booking.move."""
-        booking.lease.withdraw()
+        booking.lease.withdraw(now)
         quotes = self._quotes_again(booking, replicas, now)
         booking.decision = decision = self._decide(quotes)
         best = decision.best
@@ -395,6 +395,8 @@ class Router(Owner):
         doubted = bool(self._doubted) and name in self._doubted
         if doubted:
             outcome, lease.prefill_s = outcome.uncounted(), None
+        if lease.remote and lease.queued and self.has_slots(name):
+            lease.prefill_s = None  # its router may have held it back until its lead had ended
         evidence = self._evidence.get(name)
         if evidence is None:
             self._clear_pending(booking)
