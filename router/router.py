@@ -395,8 +395,6 @@ class Router(Owner):
         doubted = bool(self._doubted) and name in self._doubted
         if doubted:
             outcome, lease.prefill_s = outcome.uncounted(), None
-        if lease.remote and lease.queued and self.has_slots(name):
-            lease.prefill_s = None  # its router may have held it back until its lead had ended
         evidence = self._evidence.get(name)
         if evidence is None:
             self._clear_pending(booking)
@@ -715,6 +713,8 @@ class Router(Owner):
     def _learn_speed(self, booking: Booking, computed: int, seconds: float) -> None:
         """Learn from the time to a first token. computed: tokens."""
         lease, rate = booking.lease, booking.lease.load.rate
+        if lease.remote and lease.queued and self.has_slots(lease.replica):
+            return  # its router may have held it back until its lead had ended
         if booking.loads:
             if rate.pool.known:
                 self.adapters.load.learn(booking.prompt.origin, seconds - computed / rate.value)
