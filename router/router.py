@@ -365,6 +365,8 @@ class Router(Owner):
         lead, booking.lead = booking.lead, None
         if isinstance(lead, TurnInLine):
             booking.lease.release(now)
+            if booking.lease.since == now and not lead.over:  # it does not wait, after a failure
+                booking.lease.load.overtake(booking.lease)
             if self._lost_match_s(booking, now) > LEAST_S:
                 return True
             self._credit(booking)

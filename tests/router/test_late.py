@@ -210,6 +210,16 @@ def test_plain_requests_pass_a_line_for_a_tenth_of_a_second_in_all() -> None:
     assert called(later) == [False], "another line"
 
 
+def test_requests_that_failed_elsewhere_pass_a_line_likewise() -> None:
+    router = router_of("r1", "r2")
+    send(router, "a", 30)
+    other = send(router, "b", 50)
+    moved = router.choose(Prompt(keys_of(b"c" * 20), 20 * BLOCK, BLOCK, ""), ["r2"], 0.0)
+    moved.move(NAMES, 1.0)
+    moved.release(1.0)
+    assert called(moved, other) == [True, True]
+
+
 def test_followers_pass_a_line_likewise() -> None:
     router = router_of()
     router.add(Replica("r1", shares_inflight=False))
