@@ -254,6 +254,15 @@ def test_a_short_prompt_does_not_pay_for_those_that_it_overtakes_but_for_their_d
     assert long.queue_s == pytest.approx(1.0 + 2 * 9.0 + 0.5)
 
 
+def test_a_short_prompt_goes_where_only_long_ones_wait() -> None:
+    router = router_of("r1", "r2")
+    send(router, "a", 10)
+    for name in "bc":
+        assert send(router, name, 90).lead is not None
+    router.choose(Prompt(keys_of(b"d" * 30), 30 * BLOCK, BLOCK, ""), ["r2"], 0.0)
+    assert router.choose(Prompt(keys_of(b"e" * 5), 5 * BLOCK, BLOCK, ""), ["r2", "r1"], 0.0).lease.replica == "r1"
+
+
 def test_some_are_sent_at_once_for_evidence() -> None:
     router = router_of()
     send(router, "a", 30)
@@ -300,6 +309,14 @@ def test_a_prompt_that_overtakes_another_is_evidence_against_it() -> None:
     assert serial.proven
     other.first_token(1.5)
     assert not serial.proven
+
+
+def test_the_order_beside_another_gateway_s_prompt_is_no_evidence() -> None:
+    """Its first token is known later."""
+    router = router_of()
+    router.ledger.open("r1", 30_000, 30_000, 0.0, remote=True)
+    send(router, "a", 20, 0.5).first_token(5.0)
+    assert router.ledger.loads["r1"].serial.proven
 
 
 def test_a_restart_begins_anew() -> None:

@@ -188,6 +188,7 @@ def test_only_a_lease_that_closes_counts_as_an_answer_and_only_where_it_ended() 
     lease = ledger.open("left", 10, 10, 0.0)
     lease.first_token(1.0)
     lease.move("right", 10, 10, 2.0)
+    assert lease.prefill_s is None, "the time is of the other replica"
     assert (ledger.of("left").answered, ledger.of("right").answered) == (0, 0)
     lease.close(3.0)
     lease.close(4.0)
