@@ -427,7 +427,7 @@ class Prober:
                 self._apply_load(each, before[each])
 
     def _inflight(self, state: ReplicaState) -> tuple[int, int, int]:
-        """(requests of ours there, their sequences, these without the line)."""
+        """(requests of ours there, their sequences, the sent ones of these)."""
         load = self._router.ledger.of(state.name)
         return load.inflight, load.sequences, load.sent_sequences
 

@@ -193,7 +193,7 @@ async def test_requests_in_line_take_places() -> None:
         assert admission.inflight <= FIRST + 4
         engine.waiting["of others"] = asyncio.Event()
         await eventually(lambda: ledger.shared(engine.replica.name, run.gateway.clock()))
-        assert len(load.line) > 0, "they are not hidden by those in line"
+        assert len(load.line) > 0, "those in line do not hide them"
         load.serial.forget()
         await finish_all(engine, *tasks)
 
