@@ -193,9 +193,9 @@ class ReplicaLoad:
             return
         self.overtaken += lease.uncached_tokens
         if self.overtaken > TOGETHER_S * self.rate.value:
-            self._end_line()
+            self.end_line()
 
-    def _end_line(self) -> None:
+    def end_line(self) -> None:
         """Call all requests of the line."""
         for call in self.line.values():
             call()
@@ -206,7 +206,7 @@ class ReplicaLoad:
         O(leases before theirs); O(line) for each that is called.
         """
         if not self._binds_late(now):
-            self._end_line()
+            self.end_line()
             return
         lease = self.first
         while lease is not None:

@@ -205,6 +205,7 @@ class Router(Owner):
             self._inflight[name].forget()
         if (load := self.ledger.loads.get(name)) is not None:
             load.serial.forget()
+            load.end_line()
 
     def _know_sharing(self, replica: Replica) -> None:
         """Keep the evidence about a replica's sharing in flight, unless its engine is another one."""
@@ -367,7 +368,7 @@ class Router(Owner):
             booking.lease.release(now)
             if booking.lease.since == now and not lead.over:  # it does not wait, after a failure
                 booking.lease.load.overtake(booking.lease)
-            if self._lost_match_s(booking, now) > LEAST_S:
+            if booking.lease.replica not in self._replicas or self._lost_match_s(booking, now) > LEAST_S:
                 return True
             self._credit(booking)
             return False

@@ -131,6 +131,19 @@ def test_a_line_ends_where_something_would_be_lost(why: str) -> None:
     assert called(one, other) == [True, True]
 
 
+def test_requests_in_the_line_of_a_replica_that_leaves_are_chosen_again_at_once() -> None:
+    router = router_of("r1", "r2")
+    running, one = send(router, "a", 30), send(router, "b", 50)
+    router.remove("r1")
+    assert called(one) == [True]
+    assert one.release(1.0)
+    one.move(["r2"], 1.0)
+    finish(running, 3.0)
+    finish(one, 6.0)
+    router.check()
+    assert not router.ledger.open_leases
+
+
 def test_a_time_to_a_first_token_that_others_were_before_teaches_no_rate() -> None:
     """They came while it waited in line."""
     router = router_of()
