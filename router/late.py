@@ -11,6 +11,8 @@ It is safe only where nothing is lost by it, so a request waits only if
 - the prefills before it take longer than LEAST_S: the replica is idle for a round trip between two prompts;
 - a first token will show the end of the prefill before it: plain answers show none;
 - no request of others is there: in the engine's queue each request has a turn to lose.
+Once the proof is lost, or others come, the line ends with the next first token: all of it is sent. If the replica loses its
+cache, the line ends at once; if it leaves, also, and its requests are chosen again.
 
 A waiting request is booked like all others, and the price of the replica counts it (`ReplicaLoad.before`): a new one waits for
 its predecessors in the line, and delays its successors. The wait is bounded (`Lead.most_s`).

@@ -175,7 +175,11 @@ class ReplicaLoad:
     def orders(self, now: float) -> bool:
         """True if a stream with others before it waits in line, and the shortest goes first."""
         first = self.first
-        if not self.serial.proven or self.remote_inflight or (first is not None and first.silent):
+        return (first is None or not first.silent) and self._binds_late(now)
+
+    def _binds_late(self, now: float) -> bool:
+        """True if it is proven to compute one prompt at a time, and nobody else uses it."""
+        if not self.serial.proven or self.remote_inflight:
             return False
         return self.foreign is None or not self.foreign.waiting(now, self.rate.value)
 
@@ -194,10 +198,10 @@ class ReplicaLoad:
             return False
         self.overtaken += lease.uncached_tokens
         if self.overtaken > TOGETHER_S * self.rate.value:
-            self._end_line()
+            self.end_line()
         return self.ended
 
-    def _end_line(self) -> None:
+    def end_line(self) -> None:
         """Call all requests of the line, and later ones until the line is empty, so that nothing is sent before it."""
         if not self.ended:
             self.ended = True
@@ -205,11 +209,11 @@ class ReplicaLoad:
                 call()
 
     def call_next(self, now: float) -> None:
-        """Call the next requests of the line, once all sent streams have their first token. O(leases before theirs); O(line)
-        for each that is called.
+        """Call the next requests of the line, once all sent streams have their first token; all of it, if it is safe no longer.
+        O(leases before theirs); O(line) for each that is called.
         """
-        if self.remote_inflight:
-            self._end_line()
+        if not self._binds_late(now):
+            self.end_line()
         if self.ended:
             return
         lease = self.first
@@ -231,6 +235,14 @@ class ReplicaLoad:
     def sequences(self) -> int:
         """All that the engine runs, or is to run, for the open leases."""
         return self.inflight + self.further
+
+    @property
+    def sent_sequences(self) -> int:
+        """The same without the leases that wait in the gateway. O(these)."""
+        sent, lease = self.sequences, self.last
+        while lease is not None and lease.lead is not None:
+            sent, lease = sent - lease.sequences, lease.ahead
+        return sent
 
     @property
     def own_inflight(self) -> int:
@@ -417,21 +429,25 @@ class Lease:
     def release(self, now: float) -> None:
         """It waits for no other lease any more, and is sent."""
         if self.lead is not None:
-            self.lead, self.follows, self.sent = None, False, now
-
-    def begin_turn(self, now: float) -> None:
-        """It leaves the line of its replica, and is sent."""
-        if self.lead is not None:
             load = self.load
             load.line.pop(self, None)
-            self.release(now)
-            load.leave_queue(self)
-            load.enqueue_sent(self)
+            self.lead, self.follows, self.sent = None, False, now
+            if load.foreign is not None:
+                self.behind_foreign = load.foreign.waiting(now, load.rate.value)
+            self.pass_waiting()
 
-    def withdraw(self) -> None:
+    def pass_waiting(self) -> None:
+        """It is sent: before the leases that still wait in the gateway. O(1) without these, else O(sent)."""
+        if self.ahead is not None and self.ahead.lead is not None:
+            self.load.leave_queue(self)
+            self.load.enqueue_sent(self)
+
+    def withdraw(self, now: float) -> None:
         """Before a new choice, which it does not delay itself: its tokens are no longer booked, until it moves."""
         if self.closed or self.decoding:
             return
+        if self.load.first is self:
+            self.load.turn_ended = max(self.load.turn_ended, now)
         self.load.booked_tokens -= self.uncached_tokens
         if self.remote:
             self.load.remote_booked_tokens -= self.uncached_tokens
@@ -534,7 +550,7 @@ class BookingLedger:
         return load
 
     def reported(self, replica: str, running: int, waiting: int, own: int, now: float) -> None:
-        """An engine has reported its load. own: sequences of the leases that were open there meanwhile, at most. O(1)."""
+        """An engine has reported its load. own: sequences of ours that were there meanwhile, at most. O(1)."""
         load = self.loads.get(replica)
         if load is None or load.foreign is None:
             if running + waiting <= own:
@@ -591,6 +607,7 @@ class BookingLedger:
             assert [lease.ahead for lease in waiting] == [None, *waiting][:-1]
             assert load.last is (waiting[-1] if waiting else None)
             assert all(lease.lead is not None and lease in waiting for lease in load.line)
+            assert not any(lease.lead is None and lease.ahead is not None and lease.ahead.lead is not None for lease in waiting)
             assert 0 <= load.remote_inflight <= load.inflight
             assert 0 <= load.remote_further <= load.further
             assert load.remote_booked_tokens == sum(lease.uncached_tokens for lease in waiting if lease.remote)

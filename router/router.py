@@ -178,8 +178,8 @@ class Router(Owner):
         self.purge(name)
 
     def reported(self, name: str, running: int, waiting: int, own: int, now: float) -> None:
-        """The engine of a replica has reported its requests. own: the most sequences that were open there meanwhile, by all
-        routers that share. What exceeds them is the load of others.
+        """The engine of a replica has reported its requests. own: the most sequences that were sent there meanwhile
+        (`ReplicaLoad.sent_sequences`), by all routers that share. What exceeds them is the load of others.
         """
         if name in self._replicas:
             self.ledger.reported(name, running, waiting, own, now)
@@ -205,6 +205,7 @@ class Router(Owner):
             self._inflight[name].forget()
         if (load := self.ledger.loads.get(name)) is not None:
             load.serial.forget()
+            load.end_line()
 
     def _know_sharing(self, replica: Replica) -> None:
         """Keep the evidence about a replica's sharing in flight, unless its engine is another one."""
@@ -325,7 +326,7 @@ class Router(Owner):
 
     def move(self, booking: Booking, replicas: Collection[str], now: float) -> None:
         """See Booking.move."""
-        booking.lease.withdraw()
+        booking.lease.withdraw(now)
         quotes = self._quotes_again(booking, replicas, now)
         booking.decision = decision = self._decide(quotes)
         best = decision.best
@@ -364,8 +365,10 @@ class Router(Owner):
         """See Booking.release."""
         lead, booking.lead = booking.lead, None
         if isinstance(lead, TurnInLine):
-            booking.lease.begin_turn(now)
-            if self._lost_match_s(booking, now) > LEAST_S:
+            booking.lease.release(now)
+            if booking.lease.since == now and not lead.over:  # it does not wait, after a failure
+                booking.lease.load.overtake(booking.lease)
+            if booking.lease.replica not in self._replicas or self._lost_match_s(booking, now) > LEAST_S:
                 return True
             self._credit(booking)
             return False
@@ -526,7 +529,9 @@ class Router(Owner):
         self.rents.record(prefix, seconds)
 
     def _credit(self, booking: Booking) -> None:
+        """A booking is sent: credit its replica with its prompt."""
         lease = booking.lease
+        lease.pass_waiting()
         name, now = lease.replica, lease.sent
         if not self._least_cost:  # that policy stores nothing
             self._policy.booked(name)
@@ -711,6 +716,8 @@ class Router(Owner):
     def _learn_speed(self, booking: Booking, computed: int, seconds: float) -> None:
         """Learn from the time to a first token. computed: tokens."""
         lease, rate = booking.lease, booking.lease.load.rate
+        if lease.remote and lease.queued and self.has_slots(lease.replica):
+            return  # its router may have held it back until its lead had ended
         if booking.loads:
             if rate.pool.known:
                 self.adapters.load.learn(booking.prompt.origin, seconds - computed / rate.value)

@@ -426,19 +426,20 @@ class Prober:
             if each in before:
                 self._apply_load(each, before[each])
 
-    def _sequences(self, state: ReplicaState) -> int:
-        """Sequences of our requests there."""
-        return self._router.ledger.of(state.name).sequences
+    def _sequences(self, state: ReplicaState) -> tuple[int, int]:
+        """(sequences of our requests there, the sent ones of these)."""
+        load = self._router.ledger.of(state.name)
+        return load.sequences, load.sent_sequences
 
-    def _apply_load(self, state: ReplicaState, before: int) -> None:
+    def _apply_load(self, state: ReplicaState, before: tuple[int, int]) -> None:
         """Apply the load that the replica's engine reports. before: `_sequences` at the time of the question."""
         if not state.has_metrics:
             return
         running, waiting, now = state.facts.running, state.facts.waiting, self._clock()
         after = self._sequences(state)
-        least, most = min(before, after), max(before, after)
+        least, most = min(before[0], after[0]), max(before[0], after[0])
         if running is not None and waiting is not None:
-            self._router.reported(state.name, running, waiting, most, now)
+            self._router.reported(state.name, running, waiting, max(before[1], after[1]), now)
         # Requests in line (`router/late.py`) take places: else one tenant would fill the line, where tenants take no turns.
         in_line = sum([lease.sequences for lease in self._router.ledger.of(state.name).line])
         state.places.learn(running, waiting, (least - in_line, most), now)

@@ -3,6 +3,7 @@
     queue_r = booked_r / rate_r        work_r = uncached_r / rate_r
 
     cost(r) = queue_r + work_r
+            + line_r * work_r
             + returns_r * (waits_r * queue_r * work_r + work_r^2 / 2) + busy_r * conversation
             + (w * duplicate_r + evicted_r) / rate_r
             + decode_r + start_r + adapter_r
@@ -11,7 +12,9 @@ booked_r: uncached prompt tokens of requests on r before their first token, by t
 progress of the running prefill, and the ones of others by its engine's reports (`learning/foreign.py`): the queue in
 front of this request. uncached_r: prompt tokens that r would have to compute.
 
-The second line is the delay of later requests on r, which arrive at returns_r per second: a conversation that r has just
+line_r: requests that wait in the gateway for r and go after this one (`late.py`).
+
+The third line is the delay of later requests on r, which arrive at returns_r per second: a conversation that r has just
 answered returns to r with its next turn, as often as conversations of r's pool do. A request that arrives while the queue is
 served waits for all of this request's work, too; a request that arrives during this request's own prefill waits for half of it
 on average. Where the shortest goes first (`late.py`), of the requests behind it only the share waits_r with more work waits for
@@ -25,7 +28,7 @@ of better reasons. conversation: the mean work of a whole conversation in r's po
 conversations that begin, or whose cache is lost or short, leave busy replicas before queues show it. A prompt without any match
 has no such term: mostly it is no conversation, and the price of evictions alone finds the oldest blocks of the fleet.
 
-The third line is the price of cache space. duplicate_r: uncached tokens that another replica holds; a second copy leaves less
+The next line is the price of cache space. duplicate_r: uncached tokens that another replica holds; a second copy leaves less
 room for other prefixes. evicted_r: tokens that r must evict to make room, each weighted by its probability of reuse
 (`index/holds.py`).
 
@@ -69,8 +72,8 @@ def cost(
 ) -> Cost:
     """The cost on one replica.
 
-    Counts in tokens except `decoding` (sequences); prefill_rate in tokens per second, positive. others_s: the second line of
-    the formula.
+    Counts in tokens except `decoding` (sequences); prefill_rate in tokens per second, positive. others_s: the second and third
+    line of the formula.
     """
     parts = (
         booked / prefill_rate,

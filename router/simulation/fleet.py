@@ -362,7 +362,7 @@ class RouterPlacement:
 
     def reported(self, replica: int, running: int, waiting: int, now: float) -> None:
         name = self._names[replica]
-        self.router.reported(name, running, waiting, self.router.ledger.of(name).inflight, now)
+        self.router.reported(name, running, waiting, self.router.ledger.of(name).sent_sequences, now)
 
 
 def remember(router: Router, spec: FleetSpec, held: Iterable[Held]) -> None:

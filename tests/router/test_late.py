@@ -117,12 +117,42 @@ def test_nobody_waits_where_something_would_be_lost(why: str) -> None:
     assert called(send(router, "b", 50)) == [True]
 
 
-def test_a_line_ends_where_another_gateway_comes() -> None:
+@pytest.mark.parametrize("why", ["another gateway", "load of others", "a restart"])
+def test_a_line_ends_where_something_would_be_lost(why: str) -> None:
     router = router_of()
     running, one, other = send(router, "a", 30), send(router, "b", 50), send(router, "c", 60)
-    router.ledger.open("r1", 9000, 9000, 1.0, remote=True)
+    if why == "another gateway":
+        router.ledger.open("r1", 9000, 9000, 1.0, remote=True)
+    elif why == "load of others":
+        router.reported("r1", 3, 9, router.ledger.loads["r1"].sent_sequences, 2.9)
+    else:
+        router.restarted("r1")
     running.first_token(3.0)
     assert called(one, other) == [True, True]
+
+
+def test_requests_in_the_line_of_a_replica_that_leaves_are_chosen_again_at_once() -> None:
+    router = router_of("r1", "r2")
+    running, one = send(router, "a", 30), send(router, "b", 50)
+    router.remove("r1")
+    assert called(one) == [True]
+    assert one.release(1.0)
+    one.move(["r2"], 1.0)
+    finish(running, 3.0)
+    finish(one, 6.0)
+    router.check()
+    assert not router.ledger.open_leases
+
+
+def test_a_time_to_a_first_token_that_others_were_before_teaches_no_rate() -> None:
+    """They came while it waited in line."""
+    router = router_of()
+    running, one = send(router, "a", 30), send(router, "b", 20)
+    router.reported("r1", 1, 4, 1, 2.9)
+    running.first_token(3.0)
+    one.release(3.0)
+    finish(one, 13.0)
+    assert router.ledger.rates.of("r1").value == pytest.approx(RATE)
 
 
 def test_a_request_that_leaves_the_line_leaves_nothing_there() -> None:
@@ -136,6 +166,30 @@ def test_a_request_that_leaves_the_line_leaves_nothing_there() -> None:
     assert not router.ledger.loads["r1"].line
     running.close(Outcome(False), 2.5)
     assert router.ledger.loads["r1"].first is late.lease
+
+
+def test_a_client_that_leaves_the_line_ends_no_turn_in_the_engine() -> None:
+    router = router_of()
+    serial = router.ledger.loads["r1"].serial
+    running, gone = send(router, "a", 30), send(router, "b", 40)
+    while (other := send(router, "c", 20)).lead is not None:  # until one is sent at once
+        other.close(Outcome(False), 0.0)
+    running.first_token(3.0)
+    gone.close(Outcome(False), 4.9)
+    finish(other, 5.0)
+    assert other.lease.prefill_s == 2.0
+    assert serial.proven
+
+
+def test_a_plain_request_past_the_line_is_computed_before_those_in_it() -> None:
+    router = router_of()
+    running, one, other = send(router, "a", 30), send(router, "b", 50), send(router, "c", 60)
+    plain = send(router, "d", 1, silent=True)
+    running.first_token(3.0)
+    one.release(3.0)
+    load = router.ledger.loads["r1"]
+    assert load.waiting == [plain.lease, one.lease, other.lease]
+    assert load.advance(3.1) is one.lease
 
 
 def test_a_request_with_followers_is_called() -> None:
@@ -172,6 +226,16 @@ def test_plain_requests_pass_a_line_for_a_tenth_of_a_second_in_all() -> None:
     assert called(later) == [False], "another line"
 
 
+def test_requests_that_failed_elsewhere_pass_a_line_likewise() -> None:
+    router = router_of("r1", "r2")
+    send(router, "a", 30)
+    other = send(router, "b", 50)
+    moved = router.choose(Prompt(keys_of(b"c" * 20), 20 * BLOCK, BLOCK, ""), ["r2"], 0.0)
+    moved.move(NAMES, 1.0)
+    moved.release(1.0)
+    assert called(moved, other) == [True, True]
+
+
 def test_followers_pass_a_line_likewise() -> None:
     router = router_of()
     router.add(Replica("r1", shares_inflight=False))
@@ -204,6 +268,15 @@ def test_a_short_prompt_does_not_pay_for_those_that_it_overtakes_but_for_their_d
     assert short.others_s == pytest.approx(2 * 0.5)
     long = send(router, "e", 95).decision.best.cost
     assert long.queue_s == pytest.approx(1.0 + 2 * 9.0 + 0.5)
+
+
+def test_a_short_prompt_goes_where_only_long_ones_wait() -> None:
+    router = router_of("r1", "r2")
+    send(router, "a", 10)
+    for name in "bc":
+        assert send(router, name, 90).lead is not None
+    router.choose(Prompt(keys_of(b"d" * 30), 30 * BLOCK, BLOCK, ""), ["r2"], 0.0)
+    assert router.choose(Prompt(keys_of(b"e" * 5), 5 * BLOCK, BLOCK, ""), ["r2", "r1"], 0.0).lease.replica == "r1"
 
 
 def test_some_are_sent_at_once_for_evidence() -> None:
@@ -246,11 +319,20 @@ def test_a_prompt_that_overtakes_another_is_evidence_against_it() -> None:
     router = router_of()
     serial = router.ledger.loads["r1"].serial
     send(router, "a", 30)
+    send(router, "c", 40)
     while (other := send(router, "b", 10, 0.5)).lead is not None:  # until one is sent at once
         other.close(Outcome(False), 0.5)
     assert serial.proven
     other.first_token(1.5)
     assert not serial.proven
+
+
+def test_the_order_beside_another_gateway_s_prompt_is_no_evidence() -> None:
+    """Its first token is known later."""
+    router = router_of()
+    router.ledger.open("r1", 30_000, 30_000, 0.0, remote=True)
+    send(router, "a", 20, 0.5).first_token(5.0)
+    assert router.ledger.loads["r1"].serial.proven
 
 
 def test_a_restart_begins_anew() -> None:

@@ -56,6 +56,7 @@ def test_the_first_computes_the_head_and_the_others_wait_for_it() -> None:
     assert len({booking.lease.replica for booking in bookings}) == 1
     assert [waits_for(booking) for booking in bookings] == [None] + [first.lease] * 5
     assert all(booking.lead and not booking.lead.over for booking in bookings[1:])
+    assert first.lease.load.sent_sequences == 1, "more in the engine's reports are of others"
     first.first_token(4.2)
     assert all(booking.lead and booking.lead.over and not booking.lead.lost for booking in bookings[1:])
     router.check()

@@ -123,6 +123,14 @@ def test_a_plain_answer_decodes_when_its_prefill_must_be_over() -> None:
     assert streamed.prefill_s == 98.0, "its turn began when the plain ones must have been through"
 
 
+def test_a_plain_request_that_is_chosen_again_gives_those_behind_it_no_earlier_turn() -> None:
+    ledger = BookingLedger()
+    first, second = (ledger.open("r", tokens, tokens, 0.0, silent=True) for tokens in (80_000, 8000))
+    first.withdraw(5.0)
+    assert ledger.of("r").advance(5.5) is second
+    assert ledger.of("r").advance(6.5) is None
+
+
 def test_one_that_leaves_the_middle_of_the_queue_ends_nobodys_turn() -> None:
     ledger = BookingLedger()
     _, second = ledger.open("r", 80_000, 80_000, 0.0), ledger.open("r", 1000, 1000, 0.0)
@@ -182,6 +190,7 @@ def test_only_a_lease_that_closes_counts_as_an_answer_and_only_where_it_ended() 
     lease = ledger.open("left", 10, 10, 0.0)
     lease.first_token(1.0)
     lease.move("right", 10, 10, 2.0)
+    assert lease.prefill_s is None, "the time is of the other replica"
     assert (ledger.of("left").answered, ledger.of("right").answered) == (0, 0)
     lease.close(3.0)
     lease.close(4.0)

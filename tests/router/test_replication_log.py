@@ -21,7 +21,7 @@ from router.replication_log import MAX_BLOCKS, Journal
 from router.types import KEY_BYTES
 from tests.router.test_router_machine import NAMES, RouterMachine, prompts, shown
 from tests.support.machines import STEPS, CountedMachine, steps_of
-from tests.support.strategies import prompt_of, replicas
+from tests.support.strategies import keys_of, prompt_of, replicas
 
 
 def router_of(**options: Any) -> Router:
@@ -339,6 +339,25 @@ def test_rents_are_paid_and_copies_bought_together() -> None:
         paid += 1
     assert paid > 1
     assert len(other.rents) == 0
+
+
+def test_a_request_that_its_router_held_back_for_a_slot_shows_no_speed() -> None:
+    (router, journal), other = recording(), router_of()
+    for each in (router, other):
+        each.add(Replica("r1", None, shares_inflight=False, slots=True))
+    follower = Follower(other)
+    texts = b"h" * 16 + b"a", b"h" * 16 + b"b" * 8
+    lead, late = (router.choose(Prompt(keys_of(text), len(text) * 1000, 1000, ""), ["r1"], 0.0) for text in texts)
+    assert late.lead is not None
+    lead.first_token(2.125)
+    lead.close(Outcome(True, 17_000, 0), 4.0)
+    late.release(4.0)
+    late.first_token(5.0)
+    late.close(Outcome(True, 24_000, 16_000), 6.0)
+    follower.apply(1, sent(journal))
+    loads = [each.ledger.loads["r1"] for each in (router, other)]
+    assert [load.rate.value for load in loads] == [pytest.approx(8000.0)] * 2
+    assert repr(loads[1].serial) == repr(loads[0].serial)
 
 
 def test_of_a_very_long_prompt_others_are_told_the_beginning() -> None:

@@ -214,6 +214,9 @@ async def test_requests_in_line_take_places() -> None:
         await eventually(reports_of(run))
         assert len(load.line) > 0
         assert admission.inflight <= FIRST + 4
+        engine.waiting["of others"] = asyncio.Event()
+        await eventually(lambda: ledger.shared(engine.replica.name, run.gateway.clock()))
+        assert len(load.line) > 0, "those in line do not hide them"
         load.serial.forget()
         await finish_all(engine, *tasks)
 

@@ -82,6 +82,8 @@ def test_what_waits_is_used_up_by_what_the_engine_computes_beside_our_own_work()
     own.first_token(0.5)
     assert load.waiting(0.5, RATE) - before == pytest.approx(COLD.units / TOKENS, rel=0.1)
     assert load.waiting(8 * STALE_S, RATE) == 0.0, "less than FEW"
+    load.computed(10**6)
+    assert load.waiting(0.5, RATE) < 11, "hardly more than were reported"
 
 
 def test_between_reports_a_load_is_expected_to_be_as_on_average() -> None:
@@ -110,6 +112,15 @@ def test_the_prefill_of_a_foreign_request_is_learned_from_own_waits() -> None:
     router.reported("r1", 1, 4, 0, now)
     assert queues(router, now)[0] == pytest.approx(4 * 0.5, rel=0.1)
     assert router.ledger.rates.of("r1").value == pytest.approx(RATE)  # it computes as fast as before
+
+
+def test_a_wait_behind_an_own_request_shows_no_prefill_of_others() -> None:
+    router = router_of()
+    router.reported("r1", 1, 4, 0, 0.0)
+    for booking, now in [(router.choose(COLD, ["r1"], 0.0), now) for now in (2.1, 2.2)]:
+        booking.first_token(now)
+    router.reported("r1", 1, 4, 0, 3.0)
+    assert queues(router, 3.0)[0] == pytest.approx(4 * 0.5)
 
 
 def test_what_an_engine_says_changes_its_own_price_only() -> None:

@@ -180,6 +180,18 @@ def test_a_replica_that_answers_plainly_is_idle_once_its_prefill_must_be_over() 
     assert quotes.cheapest(random.Random(1))[1] is True
 
 
+def test_only_the_learned_share_of_the_answered_is_expected_back() -> None:
+    router, fleet = router_with(1)
+    router.ledger.open("r0", 1, 1, 0.0).close(0.0)
+    others_s = []
+    for _ in range(2):
+        others_s.append(quotes_of(router, prompt(b"abcd"), fleet, 0.0).candidate("r0").cost.others_s)
+        for _ in range(30):
+            router.ledger.of("r0").rate.pool.conversation.sent(begins=True)
+    assert others_s[1] == pytest.approx(others_s[0] / 4)
+    assert others_s[0] > 0
+
+
 def test_a_rent_is_no_discount_where_nobody_holds_anything() -> None:
     router, fleet = router_with(2)
     router.rents.pay(b"", 100.0)
