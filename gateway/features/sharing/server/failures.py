@@ -25,7 +25,7 @@ _TOO_FEW_RIGHTS: Final = "the user lacks a right: docs/scaling.md lists the righ
 # Without and with TLS in the URL: a part of the library's text -> advice.
 _HINTS: Final[Mapping[bool, Mapping[str, str]]] = {
     False: dict.fromkeys(
-        ("reset by peer", "closed by server"), "if the server requires TLS, sharing.url must begin with rediss"
+        ("reset by peer", "closed by server", "Broken pipe"), "if the server requires TLS, sharing.url must begin with rediss"
     ),
     True: {
         " mismatch": "its certificate is for another host than sharing.url names",

@@ -316,12 +316,13 @@ async def test_tls_where_there_is_none_and_the_other_way_round(certificates: Pat
         )
 
 
-def test_one_that_worked_has_the_right_url() -> None:
+@pytest.mark.parametrize("text", ["Connection closed by server.", "Error 32 while writing to socket. Broken pipe."])
+def test_one_that_worked_has_the_right_url(text: str) -> None:
     """A server that is restarted closes its connections, as one does that takes nothing but TLS."""
-    error = LostConnection("Connection closed by server.")
+    error = LostConnection(text)
     config = SharingConfig(url="redis://h")
     assert explained(error, config, {}).endswith("must begin with rediss")
-    assert explained(error, config, {}, worked=True) == "ConnectionError: Connection closed by server."
+    assert explained(error, config, {}, worked=True) == f"ConnectionError: {text}"
 
 
 async def test_certificates_that_do_not_fit(certificates: Path) -> None:
