@@ -95,5 +95,7 @@ def turn_of(lease: Lease, now: float) -> TurnInLine | None:
     turn = TurnInLine(lease, min(MAX_S, MARGIN * ahead_s + LEAST_S))
     lease.lead = lease.ahead
     load.join_line(lease, turn.call)
+    if turn.over:
+        turn.most_s = 0.0
     lease.ledger.lines[lease.replica] = load
     return turn

@@ -218,6 +218,7 @@ def test_plain_requests_pass_a_line_for_a_tenth_of_a_second_in_all() -> None:
     last = send(router, "d", 1, silent=True)
     assert called(other, last) == [True, True]
     assert last.lead, "after the others"
+    assert last.lead.most_s == 0
     other.release(0.0)
     last.release(0.0)
     assert not router.ledger.loads["r1"].line

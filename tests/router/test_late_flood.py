@@ -71,7 +71,7 @@ class SerialEngine:
             self._start()
             return
         lead.watch(lambda: self.at(self.now, lambda: self._release(booking, lead, first)))
-        self.at(self.now + (0.0 if lead.over else lead.most_s), lambda: self._release(booking, lead, first))
+        self.at(self.now + lead.most_s, lambda: self._release(booking, lead, first))
 
     def _release(self, booking: Booking, lead: Lead, first: Callable[[], None]) -> None:
         if booking.lead is not lead or booking.lease.closed:
