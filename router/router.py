@@ -372,7 +372,7 @@ class Router(Owner):
                 return True
             self._credit(booking)
             return False
-        lost = lead is not None and lead.lost
+        lost = lead is not None and (lead.lost or booking.lease.replica not in self._replicas)
         if lead is not None and lead.computed and not lead.after_s:
             lead.awaited, booking.beside = True, lead  # the cached tokens will show if it was found
         booking.lease.release(now)

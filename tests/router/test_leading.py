@@ -96,6 +96,14 @@ def test_the_next_one_leads_if_the_first_fails() -> None:
     router.check()
 
 
+def test_a_follower_is_not_sent_to_a_replica_that_has_left() -> None:
+    router = router_of("r1")
+    first, follower = (router.choose(sibling(number), ["r1"], 0.0) for number in range(2))
+    router.remove("r1")
+    first.first_token(4.2)
+    assert follower.release(4.2)
+
+
 def test_a_lead_that_moves_is_followed_to_its_next_replica() -> None:
     router = router_of("r1", "r2")
     first, second = (router.choose(sibling(number), ["r1"], 0.0) for number in range(2))
