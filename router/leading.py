@@ -5,12 +5,12 @@ prefixes in flight (`learning/inflight.py`) would compute the common part again.
 of the earlier one, its lead. At an engine with slots it waits on until its lead has ended, but there at most as long as its own
 prefill would take in another slot.
 
-The lead is the nearest lease ahead in the replica's queue whose prompt has the end of the match, and computes a part of
-the match. Waiting leases are in the queue like all others, so the price of the replica contains their work. A lease waits only
-for leases ahead of it: there are no cycles, and the first one of a replica never waits. Its own blocks are credited when it is
+The lead is the nearest lease ahead in the replica's queue whose prompt has the end of the match, and computes a part of the
+match. Waiting leases are in the queue like all others, so the price of the replica contains their work. A lease waits only for
+leases ahead of it: there are no cycles, and the first one of a replica never waits. Its own blocks are credited when it is
 sent: until then no replica computes them, and it may have to choose again. With slots the waiters form a chain, because one
-request at a time finds the prefix: each waits for the end of the one before it. A warm prefix is not waited for: other slots
-may hold it, too.
+request at a time finds the prefix: each waits for the end of the one before it. A moved lease follows no follower, which may be
+its own. A warm prefix is not waited for: other slots may hold it, too.
 
 Waiting has to pay. Beside its lead, at half of the engine's speed, a prompt with s tokens that are being computed and o others
 is prefilled after 2 (s + o), behind it after L + o; L: tokens that the lead computes. So it waits if L < 2 s + o, and s is
@@ -90,10 +90,12 @@ def lead_of(lease: Lease, prefix: BlockKeys, end: int, tokens: int, now: float, 
     least = LEAST_S * load.rate.value
     while other is not None and left:
         if other.keys[end - KEY_BYTES : end] == prefix:
-            if slots and other.lead is not None:
+            if slots and other.lead is not None and not lease.moves:
                 return _lead(lease, other, tokens, tokens, now, slots=True)
             for found in (other, other.lead):
-                if found is not None and (missing := _missing(found, load, prefix, end, tokens)) >= least:
+                if found is None or found is lease or (lease.moves and found.follows):
+                    continue
+                if (missing := _missing(found, load, prefix, end, tokens)) >= least:
                     return _lead(lease, found, missing, tokens, now, slots=slots)
         other, left = other.ahead, left - 1
     return None

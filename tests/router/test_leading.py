@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router import MAX_LEAD_S, Booking, Outcome, Prompt, Replica, Router
@@ -366,7 +366,9 @@ class Fleet:
         ahead = queue[: queue.index(lease)]
         for other in reversed(ahead):
             same = end and other.keys[end - KEY_BYTES : end] == booking.prompt.keys[end - KEY_BYTES : end]
-            chain = self.slots and other.lead is not None
+            if lease.moves and other.follows:
+                continue
+            chain = self.slots and other.lead is not None and not lease.moves
             missing = tokens - (other.prompt_tokens - other.uncached_tokens)
             if same and (chain or missing >= LEAST_S * RATE):
                 pays = self.slots or other.uncached_tokens < 2 * missing + lease.uncached_tokens
@@ -398,7 +400,11 @@ steps = st.lists(
 )
 
 
+CHOOSE, FIRST, CLOSE, MOVE = ((kind, b"", 0, 0) for kind in ("choose", "first", "close", "move"))
+
+
 @settings(max_examples=share_of(300))
+@example([CHOOSE, CHOOSE, CHOOSE, FIRST, CHOOSE, CLOSE, MOVE], True)  # two would follow each other
 @given(steps, st.booleans())
 def test_in_any_order_the_right_one_leads_and_all_are_served(taken: list[tuple[str, bytes, int, int]], slots: bool) -> None:
     fleet = Fleet(slots=slots)
