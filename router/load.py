@@ -178,7 +178,7 @@ class ReplicaLoad:
         return (first is None or not first.silent) and self._binds_late(now)
 
     def _binds_late(self, now: float) -> bool:
-        """True if it is proven to compute one prompt at a time, and nobody else uses it."""
+        """True if the replica is proven to compute one prompt at a time, and has no load of others."""
         if not self.serial.proven or self.remote_inflight:
             return False
         return self.foreign is None or not self.foreign.waiting(now, self.rate.value)
