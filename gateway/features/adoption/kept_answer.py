@@ -141,7 +141,7 @@ class KeptAnswer(AnswerKeeper):
 
     def left(self, task: asyncio.Task[None] | None) -> bool:
         exchange = self.exchange
-        if not self.keeps or exchange is None or (self._whole and not self._unsent):
+        if not self.keeps or exchange is None or (self._whole and not self._unsent) or _is_broken(exchange):
             return False
         reader = exchange.delivered.reader
         if reader is not None and reader.done and not reader.holds:  # only the end of the framing is missing
@@ -213,6 +213,7 @@ class KeptAnswer(AnswerKeeper):
     def end(self) -> None:
         self._whole = True
         if self.detached is not None:
+            self.detached.broken = self.exchange is not None and _is_broken(self.exchange)
             self.detached.finish(complete=True)
 
     def sent(self, *, flows: bool) -> None:
@@ -332,6 +333,11 @@ class KeptReply(ClientReply):
 
     def __repr__(self) -> str:
         return f"<KeptReply of {self._kept!r}>"
+
+
+def _is_broken(exchange: Exchange) -> bool:
+    """True if the answer is an error, or ends with an error event: nothing to be adopted later."""
+    return exchange.record.code != "" or exchange.delivered.status >= 400
 
 
 LEFT: Final = Slot[KeptAnswer]("adoption.left")  # of requests whose clients have left

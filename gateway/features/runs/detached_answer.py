@@ -24,8 +24,8 @@ _STREAM: Final = re.compile(rb"(?:^|\r\n)content-type: ?text/event-stream", re.I
 @mypyc_attr(allow_interpreted_subclasses=True)
 class DetachedAnswer:
     """log_key: of its log. begun: set when the head of its answer is known, or it has ended. status, lines: of the head; 0:
-    there is none. streams: it is of a stream. complete: nothing of the answer is missing. stopped: the reason, if it was
-    stopped.
+    there is none. streams: it is of a stream. complete: it has a regular end. broken: that is an error event.
+    stopped: the reason, if it was stopped.
 
     A follower that does not read pauses the source of the log, if it has one (`feed_from`).
     """
@@ -36,7 +36,7 @@ class DetachedAnswer:
         self.log: EventLog = logs.open(log_key, lease)
         self.begun = asyncio.Event()
         self.status, self.lines = 0, b""
-        self.streams = self.complete = False
+        self.streams = self.complete = self.broken = False
         self.stopped: GatewayError | None = None
         self._logs = logs
         self._clock = clock
@@ -51,7 +51,7 @@ class DetachedAnswer:
     @property
     def failed(self) -> bool:
         """True if it has ended, and is an error or has broken off."""
-        return self._finished and not (self.complete and self.status == 200)
+        return self._finished and (self.broken or not (self.complete and self.status == 200))
 
     def begin(self, status: int, lines: bytes) -> None:
         """The head of the answer is known."""

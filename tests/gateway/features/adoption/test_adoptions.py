@@ -386,6 +386,35 @@ async def test_an_error_that_nobody_waits_for_is_not_told_again() -> None:
         await eventually(lambda: nothing_is_held(run))
 
 
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_stream_that_breaks_off_without_a_client_is_not_told_again(begun: bool) -> None:
+    """It ends with an error event of the gateway, like a whole answer."""
+    go, die = asyncio.Event(), streams("hel", die=True)
+    script = [once(go, die) if not begun else streams("hel", hold=go, die=True), answers()]
+    async with FakeReplica(script) as replica, patient(replica) as run:
+        data = sent(CHAT, body_of(CHAT))
+        await asks_and_leaves(run, data, lambda: replica.requests, size=200 if begun else 0)
+        go.set()
+        await left(run, 0)
+        assert await abandoned(run) == {"failed": 1}
+        await eventually(lambda: nothing_is_held(run))
+
+
+async def test_a_stream_that_breaks_off_is_an_error_of_the_client_that_follows_it(request_lines: Lines) -> None:
+    go = asyncio.Event()
+    async with FakeReplica([streams("hel", hold=go, die=True)]) as replica, patient(replica) as run:
+        data = sent(CHAT, body_of(CHAT))
+        await asks_and_leaves(run, data, lambda: replica.requests, size=200)
+        again = asyncio.create_task(gets(run, data))
+        await left(run, 0)
+        go.set()
+        body = (await again)[2]
+        assert (body.count(b'"hel"'), body.count(b"replica_failed")) == (1, 1)
+        await eventually(lambda: len(request_lines()) == 2)
+        assert all(line["error"] for line in request_lines())
+        await eventually(lambda: nothing_is_held(run))
+
+
 async def test_an_answer_that_has_ended_waits_for_its_client(request_lines: Lines) -> None:
     go = asyncio.Event()
     async with FakeReplica([once(go, streams("hel", "lo"))]) as replica, patient(replica) as run:
@@ -935,6 +964,17 @@ def test_a_client_that_leaves_while_the_end_is_written_has_not_received_it() -> 
     reply.end(b"b")
     kept.close()
     assert left_.count == 1
+
+
+@uncompiled
+def test_an_unread_answer_that_has_broken_off_is_not_kept() -> None:
+    left_, inner, exchange = Left(), UnreadReply(), _exchange()
+    kept = KeptAnswer(KeptAnswers(left_, 1 << 20), exchange)
+    reply, inner.flowing = kept.reply(inner, None), False
+    reply.begin(200, b"", length=None, first=b"a")
+    exchange.record.code = "replica_failed"
+    reply.end(b"its error event")
+    assert (kept.left(None), left_.count) == (False, 0)
 
 
 def _exchange() -> Exchange:
