@@ -197,13 +197,13 @@ class KvEventPublisher:
                 self._answer_replay()
 
     def _publish(self) -> None:
-        events = [self._queue.popleft() for _ in range(len(self._queue))]
-        if not events:
+        if not self._queue:
             return
         number = self._sequence.to_bytes(8, "big")
+        self._sequence += 1  # before the queue is empty: each event is in one of them
+        events = [self._queue.popleft() for _ in range(len(self._queue))]
         payload = encode(self._clock(), events, self.config.form, self.config.rank)
         self._batches.append((number, payload))
-        self._sequence += 1
         self._publisher.send_multipart([self.config.topic.encode(), number, payload])
 
     def _answer_replay(self) -> None:

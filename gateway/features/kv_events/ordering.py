@@ -160,8 +160,8 @@ class MessageOrder:
         self._take(number, payload, now)
 
     def _take(self, number: int, payload: bytes, now: float) -> None:
-        self.number, self._digest = number, xxhash.xxh3_64_intdigest(payload)
         self._follower.apply(payload, now)
+        self.number, self._digest = number, xxhash.xxh3_64_intdigest(payload)
 
     def _jump(self, number: int, payload: bytes, now: float) -> None:
         """Messages are lost for good."""

@@ -59,11 +59,11 @@ class EventStream:
             return
         self.dropped += batch.dropped
         for event in batch.events:
+            self.holdings.apply(event, now)
             if isinstance(event, CacheCleared):
-                self._lost(self.source)
+                self._lost(self.source)  # then its blocks are forgotten
             else:
                 self.blocks += len(event.hashes)
-            self.holdings.apply(event, now)
 
     def forget(self, reason: str) -> None:
         """Forget everything: the engine may hold anything."""

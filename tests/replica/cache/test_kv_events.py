@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -258,6 +259,24 @@ def test_what_waits_is_published_before_the_end(tmp_path: Path) -> None:
         events.close()
         while len(held.held) < 1000:
             held.take(follower.recv_multipart()[2])
+
+
+def test_an_event_is_in_the_queue_or_in_a_counted_batch(tmp_path: Path) -> None:
+    """Whoever compares both sees it, while its batch is made as well."""
+    seen, made = list[str](), Event()
+
+    def clock() -> float:
+        seen.append(repr(events))
+        made.set()
+        return 0.0
+
+    events = KvEventPublisher(EventsConfig(f"ipc://{tmp_path}/events"), 2, clock)
+    try:
+        events.cleared()
+        assert made.wait(40)
+    finally:
+        events.close()
+    assert seen[0].endswith("1 batches, 0 kept, 0 events waiting>")
 
 
 def test_an_endpoint_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:

@@ -150,6 +150,27 @@ def engine(**options: int) -> ModelEngine:
 PROMPT = list(range(100, 130))
 
 
+def test_who_reads_it_meanwhile_sees_what_is_said_of_a_message_once_it_is_applied() -> None:
+    """Other threads ask for its number, and choose by its blocks when they hear of a lost cache."""
+    stage, told = Stage(engine(), kept=100), list[object]()
+    stage.answer()
+    stage.engine.compute(PROMPT)
+    stage.engine.clear()
+    message = stage.publisher.publish(stage.engine.drain())
+    assert message is not None
+
+    class Sink(EventStream):
+        def apply(self, payload: bytes, now: float) -> None:
+            told.append(self.ordering.number)
+            super().apply(payload, now)
+
+    stream = Sink(stage.stream.source, lambda _number: None, lambda _source: told.append(stream.holdings.blocks))
+    stream.ordering.start(0.0)
+    stream.ordering.replay_ended(0.0)
+    stream.ordering.live(*message, 0.0)
+    assert (told, stream.ordering.number) == ([-1, 0], 0)
+
+
 def test_events_that_do_not_name_an_adapter_say_nothing_of_its_prompts() -> None:
     stage = Stage(engine(), kept=100)
     stage.answer()
