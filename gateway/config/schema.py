@@ -20,7 +20,6 @@ from gateway.config.addresses import host_and_port, is_link_local, is_loopback, 
 from gateway.config.aliases import MAX_ALIASES
 from gateway.config.hints import ALONE, EXPECTED, FALSE, FIXED, MAX_NUMBER, READ, SECRET, UNSHOWN
 from gateway.config.kinds import (
-    BOOTSTRAP_PORT,
     DATE,
     MAX_WEIGHT,
     NAME_PATTERN,
@@ -177,7 +176,9 @@ class ReplicaConfig(AddedReplica, frozen=True):
 class PrefillReplica(ReplicaConfig, frozen=True):
     """A model server that computes prompts for others; a plain string is short for its url."""
 
-    bootstrap_port: Annotated[Port, about("SGLang: its `--disaggregation-bootstrap-port`.")] = BOOTSTRAP_PORT
+    bootstrap_port: Annotated[
+        Port | None, about("SGLang: its `--disaggregation-bootstrap-port`; null: as its engine says, else 8998.")
+    ] = None
 
 
 class FallbackConfig(ConfigSection, frozen=True):

@@ -114,7 +114,7 @@ def _listed(replica: ReplicaConfig, pool: PoolConfig, role: str) -> Member:
     tls = replica.tls if replica.url.startswith("https:") else None
     key, capacity = replica.key, replica.capacity_tokens
     engine, weight, ranks = replica.engine, replica.weight, replica.ranks
-    port = replica.bootstrap_port if isinstance(replica, PrefillReplica) else 0
+    port = (isinstance(replica, PrefillReplica) and replica.bootstrap_port) or 0
     member = Member(replica.name, replica.url, pool.name, capacity, key=key, tls=tls, engine=engine, weight=weight, ranks=ranks)
     return replace(member, role=role, bootstrap_port=port) if role else member
 

@@ -37,10 +37,19 @@ async def test_both_legs_are_the_same_and_meet_in_one_room() -> None:
     )
 
 
-async def test_what_the_engines_say_of_their_roles_counts_where_no_source_does() -> None:
-    def says(**flags: Any) -> dict[str, Behaviour]:
-        return {"/server_info": writes(http(200, json.dumps(flags).encode()))}
+def says(**flags: Any) -> dict[str, Behaviour]:
+    return {"/server_info": writes(http(200, json.dumps(flags).encode()))}
 
+
+async def test_decoders_meet_a_listed_prefiller_at_the_port_that_its_engine_names() -> None:
+    prefiller, decoder = sglang(answers("x")), sglang(answers("said"))
+    prefiller.pages = says(disaggregation_mode="prefill", disaggregation_bootstrap_port=9001)
+    async with split([prefiller], [decoder]) as run:
+        assert (await run.post(CHAT))[0] == 200
+    assert decoder.requests[0].json["bootstrap_port"] == 9001
+
+
+async def test_what_the_engines_say_of_their_roles_counts_where_no_source_does() -> None:
     prefiller, decoder = sglang(answers("x")), sglang(answers("said"))
     prefiller.pages = says(disaggregation_mode="prefill", disaggregation_bootstrap_port=9001)
     decoder.pages = says(disaggregation_mode="decode", disaggregation_bootstrap_port=9002)
