@@ -57,7 +57,7 @@ class BookingFirstToken(Struct, frozen=True, array_like=True, gc=False, tag=1):
 
 
 class BookingMoved(Struct, frozen=True, array_like=True, gc=False, tag=2):
-    """The replica failed, and the prompt was booked on another one."""
+    """The prompt was booked on another replica, because the first one failed, or did not hold its match any more."""
 
     number: Number
     replica: str

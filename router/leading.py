@@ -13,8 +13,8 @@ request at a time finds the prefix: each waits for the end of the one before it.
 its own. A warm prefix is not waited for: other slots may hold it, too.
 
 Waiting has to pay. Beside its lead, at half of the engine's speed, a prompt with s tokens that are being computed and o others
-is prefilled after 2 (s + o), behind it after L + o; L: tokens that the lead computes. So it waits if L < 2 s + o, and s is
-LEAST_S of prefill.
+is prefilled after 2 (s + o), behind it after L + o; L: tokens that the lead computes. So it waits if L < 2 s + o, and if s
+takes at least LEAST_S. With slots L does not count.
 
 The wait is bounded (`Lead.most_s`): by twice the estimated work ahead, once a rate is known, and by MAX_S. A silent lease shows
 no first token: it counts as computed at the estimated end of its work.

@@ -160,8 +160,8 @@ class Candidate(NamedTuple):
     """A replica's state when the router chose. Tokens are estimates.
 
     uncached_tokens: of the prompt, without the match and without the session's expected tokens. booked_tokens: uncached prompt
-    tokens of leases before their first token. inflight: open leases. decoding: leases past their first token. active_tokens:
-    prompt tokens of all open leases.
+    tokens of leases before their first token, less the progress of the running prefill. inflight: open leases. decoding: leases
+    past their first token. active_tokens: prompt tokens of all open leases.
     """
 
     replica: str

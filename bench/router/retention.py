@@ -55,7 +55,7 @@ class RetainingCache(Cache):
         self._use(request, now)
 
     def _use(self, request: SimulatedRequest, now: float) -> int:
-        """Use the blocks of a prompt. Returns the number of those that were cached."""
+        """Use the blocks of a prompt. Returns the number of cached ones."""
         keys, prefix = request.prompt.keys, Prefix((), BLOCK)
         prefix.keys = [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)][: self._ledger.capacity]
         prefix.matchable = len(prefix.keys)

@@ -12,9 +12,10 @@ probed at once, within a small budget (`state.ProbeBudget`). A process that ends
 ones until its successor listens: so a quick restart between two regular probes is noticed. Engines also have idle timeouts; if
 a probe for a closed connection finds the replica up, the idle time is stored as such a timeout, and causes no further probes.
 
-After a successful probe the engine's own facts are read (`engines.py`). An engine without facts has not failed; it is asked
-rarely from then on. Their KV size bounds the router's belief of the cache, unless the replica's source sets another size.
-While others use an engine, it is asked for its load between two probes, too, every LOAD_S.
+After a successful probe the engine's own facts are read (`engines.py`). An engine without a page of metrics has not failed; it
+is asked rarely from then on, as every engine is for facts that are not on its page. Their KV size bounds the router's belief of
+the cache, unless the replica's source sets another size. While others use an engine, it is asked for its load between two
+probes, too, every LOAD_S.
 
 A cache counts as lost if the replica refuses connections ("refused"), if it loads its model ("loading"), if the engine's
 process has a later start time than any before ("start_time"), if it repeatedly reported zero hits on known prefixes
@@ -65,7 +66,7 @@ AT_ONCE = 16  # probes that begin between two turns of the event loop: some mill
 LOAD_S = 0.25  # between two questions for the load of an engine that others use
 PAGE_S = 0.01  # for each replica, between two such questions: a page takes a quarter of a millisecond of the event loop
 LOGGED_MODELS = 20  # names in a log line
-RARELY = 30  # probes between two questions to an engine that did not answer the first one
+RARELY = 30  # probes, of which one asks for facts on no page of metrics, and for a page that was not there before
 
 # Start times are computed from the time of the boot, which drifts a little. A process with a shorter life had nothing cached.
 START_TOLERANCE_S = 2.0

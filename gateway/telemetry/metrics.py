@@ -91,7 +91,7 @@ class Metrics:
         )
         self.ttft_seconds = make.seconds(
             "ttft",
-            "Request read to first byte of a stream; hit: cached tokens were predicted.",
+            "Request read to first token of a stream; hit: cached tokens were predicted.",
             *_REQUEST_LABELS,
             "cache",
         )

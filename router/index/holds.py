@@ -80,8 +80,8 @@ class Node:
 
 
 class UseList:
-    """One replica's holds in LRU order (stale to fresh), a ring around a sentinel. Operations are O(1), except `used_since` and
-    `next_end`.
+    """One replica's holds in LRU order (stale to fresh), a ring around a sentinel. Operations are O(1) unless they say
+    otherwise.
 
     blocks: of all holds. weight: of these blocks together. pending: weight of the unconfirmed blocks. backed: weight of pending
     blocks that hide others already. count: holds. capacity: the weight that the replica can hold, or UNBOUNDED. floor: for

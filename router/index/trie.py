@@ -29,7 +29,7 @@ from router.index.tree import MAX_EDGES, Tree
 from router.learning.learned import Ratio
 from router.types import KEY_BYTES, BlockKeys
 
-INSERT_HOLDS: Final = 16  # an insert adds at most three
+INSERT_HOLDS: Final = 16  # a turn of a conversation adds two or three, a new holder of a path one for each edge
 SWEEP_HOLDS: Final = 1000  # about a millisecond
 MAX_COUNTED: Final = 4096  # holds counted by `used_since`
 MAX_FORESEEN: Final = 64
@@ -392,8 +392,8 @@ class RadixTrie(Tree):
         return left
 
     def _enforce_capacity(self, replica: str, uses: UseList, left: int) -> int:
-        """Evict beyond the capacity, including pending credits at the stale end; their requests are credited again at the first
-        token.
+        """Evict beyond the capacity, including pending credits at the stale end; these are credited again if the end of the
+        answer confirms them.
         """
         capacity = uses.capacity
         while left > 0 and uses.weight - uses.pending > capacity and (hold := uses.stalest):

@@ -100,6 +100,14 @@ def continues(prompt: Prompt, earlier: Prompt) -> bool:
     return prompt.units > earlier.units and prompt.keys.startswith(earlier.keys)
 
 
+def _require_rights(exchange: Exchange) -> None:
+    """Raises GatewayError 403 or 404: the rights of the key have changed meanwhile."""
+    grant = exchange.caller.grant
+    if grant is not None:
+        grant.require_endpoint(exchange.record.path, listed=True, metered=True)
+        grant.require_models_of(exchange.api)
+
+
 class Adoptions(Abandonments):
     """The abandoned answers of one process (see the module)."""
 
@@ -306,7 +314,7 @@ class Adoptions(Abandonments):
             self._give_up(answer, "too_large")
             return None
         record = exchange.record
-        self._require_rights(exchange, answer)
+        _require_rights(exchange)
         record.answer.own = True
         record.subject.model, record.subject.label = exchange.api.model, answer.record.subject.label
         record.subject.generates = record.subject.metered = False  # the generation has a record of its own
@@ -330,14 +338,6 @@ class Adoptions(Abandonments):
         record.fields = {**(record.fields or {}), ADOPTED: answer.record.id}
         self._metrics.abandoned.add(("adopted",))
         return await self._follow(exchange, answer)
-
-    def _require_rights(self, exchange: Exchange, answer: AbandonedAnswer) -> None:
-        """Raises GatewayError 403 or 404: the rights of the key have changed meanwhile."""
-        grant = exchange.caller.grant
-        if grant is None:
-            return
-        grant.require_endpoint(exchange.record.path, listed=True, metered=True)
-        grant.require_models_of(exchange.api)
 
     async def _follow(self, exchange: Exchange, answer: AbandonedAnswer) -> ClientReply:
         answer.kept.followed = True

@@ -1,9 +1,10 @@
 """The prefill leg: whether a prompt gets one, which prefiller computes it, and what becomes of a prefiller that fails.
 
     way: none is up, several answers, or the rule of router/pricing/legs.py ──► local
-    leg: the best prefiller, by the router ──► fails without an answer ──► the best of the others, MAX_LEGS in all
+    leg: the best prefiller, by the router ──► fails without an answer ──► the best of the others
 
-A prefiller that failed is blamed only once the decoder has answered the same prompt.
+MAX_LEGS prefillers that got the prompt may fail; refused connections do not count. A prefiller that failed with a prompt is
+blamed only once the decoder has answered the same prompt, one without a connection at once.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gateway.upstream.client import UpstreamClient
 from router import Booking, Outcome, Router
 from router.pricing.legs import local_reason
 
-MAX_LEGS: Final = 2  # prefillers that may fail for one request: its prompt may be the cause
+MAX_LEGS: Final = 2  # prefillers that may fail with one prompt, which may be the cause
 REMOTE: Final = "remote"
 NO_PREFILLER, SEVERAL = "no_prefiller", "several"
 FAILED, REFUSED, NO_PARAMS, NOT_TRANSFERRED = "prefill_failed", "prefill_refused", "no_params", "transfer_failed"

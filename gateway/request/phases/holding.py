@@ -1,7 +1,8 @@
-"""The wait of a request whose prefix another request is computing (`router/leading.py`).
+"""The wait of a request whose prefix another request is computing (`router/leading.py`), or that waits in the line of its
+replica (`router/late.py`).
 
     choose ──► no lead ──────────────────────────────────────────► attempt
-       │                 the lead has computed it, or is late ──►─┤
+       │                 computed, its turn in line, or late ──►──┤
        └──► a lead: wait ┤                                        │
               ▲          lost: the lead failed, left, or moved,   │
               │          or the match was evicted ────────► choose again ──► no lead: this one computes it, and leads
