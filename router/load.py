@@ -587,9 +587,9 @@ class BookingLedger:
             self.loads.pop(replica, None)
             self.rates.remove(replica)
 
-    def started(self, since: float) -> None:
-        """Forget the starts before `since`. O(replicas that start)."""
-        for name in [name for name, at in self.starting.items() if at <= since]:
+    def forget_starts(self, until: float) -> None:
+        """Replicas that came up until then start no longer. O(replicas that start)."""
+        for name in [name for name, at in self.starting.items() if at <= until]:
             del self.starting[name]
 
     @property

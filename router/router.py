@@ -123,7 +123,7 @@ class Router(Owner):
         To be called once a second. True if there may be more to do: call it again soon.
         """
         if self.ledger.starting:
-            self.ledger.started(now - START_S)
+            self.ledger.forget_starts(now - START_S)
         more = self.trie.resize(self._memory_bytes, SHRINK_BYTES) or self._paid.resize(self._memory_bytes, SHRINK_BYTES)
         more = self._paid.trie.sweep(now) or more
         return self.trie.sweep(now) or more
@@ -460,7 +460,7 @@ class Router(Owner):
             quotes.know(self.residency, prompt.tokens)
         quotes.discount(self.rents)
         if prompt.adapter:
-            quotes.load(self.adapters)
+            quotes.price_adapters(self.adapters)
         if prompt.session_key:
             sessions = self.sessions
             if session := sessions.find(prompt.session_key):

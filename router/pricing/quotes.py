@@ -162,7 +162,7 @@ class Quotes:
         """Apply the discount for copies of the prompt's longest match."""
         self._rent = rents.paid(self.shared_prefix) if self.longest else 0.0
 
-    def load(self, adapters: Adapters) -> None:
+    def price_adapters(self, adapters: Adapters) -> None:
         """Add the time to load the prompt's adapter, where it is not loaded."""
         self._adapters = adapters
 
