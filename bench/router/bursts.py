@@ -3,9 +3,10 @@
     python -m bench.router.bursts [--live] [--before FOLDER] [--out bench/reports]
 
 Every burst has a head of its own, which no replica holds; its requests arrive within 10 ms, each with a task of its own behind
-the head. Rows: the gateway's policy as it is, the same without waiting for a lead (`router/leading.py`), and the rules of other
-routers, on the same state, over engines that share prefixes in flight and over engines that do not. --live: also through real
-gateways to simulated replicas (`bench/agents/bursts.py`). --before: the sources of an earlier version, for --live.
+the head. Rows: the gateway's policy as it is, the same without any wait in the gateway, for a lead (`router/leading.py`) or in
+line (`router/late.py`), and the rules of other routers, on the same state, over engines that share prefixes in flight and over
+engines that do not. --live: also through real gateways to simulated replicas (`bench/agents/bursts.py`). --before: the sources
+of an earlier version, for --live.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import NamedTuple
 
 from bench.agents import bursts as live_bursts
 from bench.measure.machine import REPORTS, commit
+from bench.router.ablation import FirstCome
 from gateway.config.schema import RoutingConfig
 from router import Router
 from router.simulation.fleet import FleetSpec, RouterPlacement, Simulation, summary
@@ -53,7 +55,8 @@ def arrivals(agents: int, seed: int, bursts: int) -> Iterator[tuple[float, Simul
 
 def run(agents: int, policy: str, seed: int, *, apart: bool, waits: bool, bursts: int = BURSTS) -> Row:
     spec, routing = FleetSpec(apart=apart, waits=waits), RoutingConfig()
-    router = Router(
+    kind = Router if waits else FirstCome
+    router = kind(
         policy=policy,
         ttl_s=routing.ttl_s,
         memory_bytes=routing.memory_mb << 20,
