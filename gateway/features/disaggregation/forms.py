@@ -105,6 +105,7 @@ class TransferForm(DecoderForm):
             answered = answer.status < 500
             return answer
         finally:
+            leg.close(_FAILED)  # it has not begun if there was no room for its body
             leg.judge(answered=answered)
 
     async def _prefill(
@@ -192,9 +193,10 @@ class BootstrapForm(DecoderForm):
         if leg is None:
             prefilling.count(exchange, NO_PREFILLER)
             raise ReplicaFailure(PREFILL_FAILED, "no prefiller is up for this decoder", reached=0, blameless=True)
-        members, answered = _members(call), False
-        exchange.charge_copy(call.body)
+        answered = False
         try:
+            members = _members(call)
+            exchange.charge_copy(call.body)
             while True:
                 answer = await self._both(exchange, replica, leg, call.with_body(self._body(leg, members)), sender)
                 if isinstance(answer, ReplicaAnswer):

@@ -12,7 +12,7 @@ import pytest
 
 from tests.gateway.conftest import eventually, running
 from tests.gateway.features.disaggregation.legs import CHAT, PARAMS, TEXT, prefills, replica, split, ways
-from tests.support.fakes import STREAM_HEAD, answers, chunk, dies, hangs, http, status, streams, writes
+from tests.support.fakes import STREAM_HEAD, FakeRequest, answers, chunk, dies, hangs, http, status, streams, writes
 
 ASKED = {"do_remote_decode": True, "do_remote_prefill": False}
 Lines = Callable[[], list[dict[str, Any]]]
@@ -257,6 +257,27 @@ async def test_a_client_that_leaves_ends_the_prefill() -> None:
         sending.cancel()
         await eventually(lambda: prefiller.gone)
         assert not decoder.requests
+
+
+@pytest.mark.parametrize("owner", ["vllm", "sglang"])
+async def test_without_memory_for_the_bodies_of_legs_none_stays_open(owner: str) -> None:
+    freed = asyncio.Event()
+
+    async def holds(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        await freed.wait()
+        await answers()(request, writer)
+
+    async with replica(prefills(), owner=owner) as prefiller, replica(holds, owner=owner) as decoder:
+        pool = {"prefill": [prefiller.url], "decode": [decoder.url], "max_inflight": 1}
+        async with running(pools=[pool]) as run:
+            first = asyncio.ensure_future(run.post(CHAT))
+            await eventually(lambda: decoder.requests)
+            second = asyncio.ensure_future(run.post({**CHAT, "messages": [{"role": "user", "content": "long " * 60_000}]}))
+            await eventually(lambda: run.gateway.fleet.target("m").admission.waiting)
+            run.gateway.served.memory.limit = 400_000
+            freed.set()
+            assert (await first)[0] == 200
+            assert (await second)[0] in (413, 503)
 
 
 async def test_replicas_that_do_both_get_no_transfers() -> None:
