@@ -7,6 +7,7 @@ unchanged. A broken stream is cut, because its clients may not know an error eve
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, ClassVar, Final
 
@@ -26,7 +27,8 @@ from gateway.errors import GatewayError
 
 _MEMBERS: Final = ("model", "stream", "store", "background", "cache_salt", "lora_path")  # read beside the prompt
 _MAX_SCANNED: Final = 1 << 20  # strings and brackets, in a body with too many values to be parsed
-_NO_OBJECT: Final = re.compile(rb"(?:\xef\xbb\xbf)?+[ \t\r\n]{0,1024}+[^ \t\r\n{]")  # to a parser of UTF-8
+# In UTF-8, UTF-16 or UTF-32: engines in Python read each.
+_NO_OBJECT: Final = re.compile(rb"(?:\xef\xbb\xbf)?+[ \t\r\n]{0,1024}+[^ \t\r\n{\0\xff\xfe]")
 
 
 class PassThrough(Dialect):
@@ -101,19 +103,27 @@ def scan(raw: bytes) -> ApiRequest:
 
 
 def _unreadable(raw: bytes) -> ApiRequest:
-    """A body that is no JSON here, but may be JSON for an engine (NaN, half a surrogate pair, a byte order mark). It may have a
-    cache salt, so its own digest is the salt, which matches no other body. O(length), about 4 ms a MiB.
+    """A body that is no JSON here, but may be JSON for an engine (NaN, half a surrogate pair, UTF-16). It may have a cache
+    salt, so its own digest is the salt, which matches no other body. O(length), about 4 ms a MiB.
     """
     api = ApiRequest("", None, "", stream=False, metered=False, body=raw)
     api.salt = digested(raw)
-    text = raw.removeprefix(BOM)
     try:
+        text = _in_utf8(raw)
         api.steers = steers(read_object(text, most=_MAX_SCANNED).spans)
     except (ValueError, IndexError):
         return api
     if api.steers:
         api.body = text
     return api
+
+
+def _in_utf8(raw: bytes) -> bytes:
+    """A JSON text of any encoding that engines read, without a byte order mark. Raises ValueError."""
+    encoding = json.detect_encoding(raw)
+    if encoding.startswith("utf-8"):
+        return raw.removeprefix(BOM)
+    return raw.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
 
 
 def _other(raw: bytes, body: dict[str, Any], prompt: bytes | list[int] | None, salt: str) -> ApiRequest:

@@ -98,10 +98,9 @@ class ReadPhases:
             with parsing(request.lease, len(raw)):
                 api = await self._parsing.parse(dialect, raw, scope_of(self._live, exchange.caller), client, aliases)
         exchange.api, exchange.parsed = api, True
-        if api.steers and (names := STEERING - self._live.client_fields):
+        if names := steering_of(api, self._live):
             exchange.charge_copy(api.body)
-            cut(api, await self._parsing.cuts(api.body, sorted(names), client))
-            api.steers = names != STEERING
+            await drop_steering(api, names, self._parsing, client)
         if not dialect.strict:
             grant, kind = exchange.caller.grant, request.headers.get("Content-Type") or ""
             restricted = grant is not None and bool(grant.models)
@@ -120,6 +119,17 @@ class ReadPhases:
         if exchange.notes is not None:
             exchange.notes.enter(PARSE, self._clock())
         return raw
+
+
+def steering_of(api: ApiRequest, live: Live) -> frozenset[str]:
+    """The members that are to be cut out of a request, because they steer engines; empty: it has none of them."""
+    return STEERING - live.client_fields if api.steers else frozenset()
+
+
+async def drop_steering(api: ApiRequest, names: frozenset[str], parsing_: Parsing, client: str) -> None:
+    """Cut these members out of a request. client: whose share of the loop it takes. Raises GatewayError."""
+    cut(api, await parsing_.cuts(api.body, sorted(names), client))
+    api.steers = names != STEERING
 
 
 def _is_foreign(request: ClientRequest, origin: str) -> bool:

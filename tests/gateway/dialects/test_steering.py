@@ -68,6 +68,16 @@ async def test_nor_in_json_that_only_engines_read(before: str, after: str) -> No
         assert b'"input":"text"' in replica.requests[-1].body
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
+@pytest.mark.parametrize("size", [0, UNCOUNTED_BYTES])
+async def test_nor_in_other_encodings_that_engines_read(encoding: str, size: int) -> None:
+    body = of("/v1/embeddings") | {"user": "u" * size}
+    raw = io.BytesIO(json.dumps(body | STEERED).encode(encoding))
+    async with FakeReplica() as replica, running(replica) as run:
+        await run.post(raw, "/v1/embeddings", headers={"Content-Type": "application/json"})
+        assert json.loads(replica.requests[-1].body) == body
+
+
 @pytest.mark.parametrize("more", [{}, {"priority": 1}])
 @pytest.mark.parametrize("path", PATHS[:4])
 async def test_nor_inside_of_vllms_further_arguments(path: str, more: dict[str, int]) -> None:

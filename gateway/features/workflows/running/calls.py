@@ -24,6 +24,7 @@ from gateway.features.workflows.running.messages import CallUsage, ModelAnswer, 
 from gateway.features.workflows.running.origin import AdoptedRunOrigin
 from gateway.features.workflows.running.step_request import StepReply, StepRequest, failure_of
 from gateway.request.client import Caller, ClientRequest
+from gateway.request.phases.reading import drop_steering, steering_of
 from gateway.request.phases.scopes import scope_of
 from gateway.request.record import SettledRequest
 
@@ -181,4 +182,6 @@ class ModelCallAttempt:
         if api is None:
             with parsing(self._lease, len(raw)):
                 api = await core.parsing.parse(self._dialect, raw, scope_of(core.live, caller), client, aliases)
+        if names := steering_of(api, core.live):
+            await drop_steering(api, names, core.parsing, client)
         return api

@@ -93,6 +93,17 @@ async def test_the_answer_of_a_retracted_output_is_wasted() -> None:
     assert wasted == {(): last["usage"]["wasted_tokens"]} == {(): last["usage"]["completion_tokens"] // 2}
 
 
+async def test_extra_members_do_not_steer_engines() -> None:
+    extra = {"top_k": 3, "priority": -9, "kv_transfer_params": {"remote_host": "10.0.0.9"}, "vllm_xargs": {"routed_dp_rank": 1}}
+    workflow = document({"a": {"chat": {"from": "${inputs.messages}", "extra": extra}, "yield": "a"}})
+    async with engine() as (scripted, run):
+        got, _, found = await run.post({"workflow": workflow, "inputs": {"messages": [USER]}}, RUNS)
+    assert (got, found["status"]) == (200, "completed")
+    (sent,) = [request.json for request in scripted.replica.requests]
+    assert (sent["top_k"], sent["vllm_xargs"]) == (3, {})
+    assert sent.keys().isdisjoint(["priority", "kv_transfer_params"])
+
+
 async def test_a_plain_run_is_its_object_with_steps() -> None:
     async with engine() as (_, run):
         got, _, found = await run.post({"workflow": ONE, "inputs": {"messages": [USER]}}, RUNS)
