@@ -5,7 +5,7 @@ transfer that fails (500, or an error as the first event). It gets the call once
 
 A SGLang decoder waits for the prefiller that its call names. If that one fails first, the decoder's call is ended and both legs
 are sent again, to another prefiller; without one, the request goes on to the next replica of the pool. A prefiller is not
-interrupted when the decoder's answer ends first. It is when the client leaves before the decoder's answer.
+interrupted when the decoder's answer ends first. It is when that is an error, or the client leaves before it.
 """
 
 from __future__ import annotations
@@ -246,6 +246,9 @@ class BootstrapForm(DecoderForm):
                         return refusal
                     return ReplicaFailure("status", f"answered {refusal.status}", reached=1, blameless=True)
             answer = await decode
+            if answer.status >= 400:  # the prefiller would wait for it until its own timeout
+                leg.close(_FAILED)
+                return answer
             chosen = leg.booking.chosen
             exchange.prefilled = PrefilledPrompt(chosen.replica, chosen.matched_tokens, None)
             kept = True

@@ -113,6 +113,15 @@ async def test_a_refusal_of_the_prefiller_is_the_clients() -> None:
         await eventually(lambda: decoder.gone)
 
 
+async def test_a_refusal_of_the_decoder_ends_the_prefill() -> None:
+    """The prefiller would wait for ever, too."""
+    prefiller, decoder = sglang(hangs(asyncio.Event())), sglang(status(400, "no such thing"))
+    async with split([prefiller], [decoder]) as run:
+        code, _, answer = await run.post(CHAT)
+        assert (code, answer["error"]["message"]) == (400, "no such thing")
+        await eventually(lambda: prefiller.gone)
+
+
 @pytest.mark.parametrize("failure", [status(500), status(503), dies])
 async def test_another_prefiller_takes_the_place_of_one_that_fails(failure: Behaviour) -> None:
     """The decoder's call is ended, and both legs are sent again with another room."""
