@@ -242,8 +242,8 @@ class Exchange:
     answer, or None. assembly: assembles the answer as a value, or None. head_lines: of features, for the head of the answer.
     binding: of a feature, to one pool, or None. ended_by: the error with which a feature has cancelled the request's task, or
     None. instead: of a feature that has cancelled the task to answer the request itself, or None. body_size: bytes of the body
-    when a replica was chosen, which is dropped before the answer ends. prefilled: set by a form if another replica has computed
-    the prompt, or None.
+    when a replica was chosen, which is dropped before the answer ends. prefiller: the other replica that was last asked to
+    compute the prompt, "" without one. prefilled: set by a form if it has computed it, or None.
     """
 
     __slots__ = (
@@ -269,6 +269,7 @@ class Exchange:
         "permit",
         "place",
         "prefilled",
+        "prefiller",
         "record",
         "request",
         "rewritten",
@@ -302,6 +303,7 @@ class Exchange:
         self.binding: PoolBinding | None = None
         self.ended_by: GatewayError | None = None
         self.instead: Callable[[Exchange], Awaitable[ClientReply]] | None = None
+        self.prefiller = ""
         self.prefilled: PrefilledPrompt | None = None
         self._copied = False  # a changed copy of the body is charged
         self._judged: tuple[Usage, Usage | None] | None = None  # the usage as reported, and as far as it is believed

@@ -1,6 +1,6 @@
 """The prefill leg: whether a prompt gets one, which prefiller computes it, and what becomes of a prefiller that fails.
 
-    way: none is up, several answers, or the rule of router/pricing/legs.py ──► local
+    way: none is up and works, several answers, or the rule of router/pricing/legs.py ──► local
     leg: the best prefiller, by the router ──► fails without an answer ──► the best of the others
 
 MAX_LEGS prefillers that got the prompt may fail; refused connections do not count. A prefiller that failed with a prompt is
@@ -99,8 +99,8 @@ class PrefillLegs:
         """The reason why the decoder computes the prompt itself; "": a prefiller does."""
         if exchange.api.answers > 1:
             return SEVERAL  # the first of several answers would free the blocks
-        candidates = self._candidates(exchange)
-        if not candidates:
+        candidates, prefillers = self._candidates(exchange), exchange.target.prefillers
+        if all(prefillers[name].hung for name in candidates):
             return NO_PREFILLER
         best = self._router.rank(exchange.booking.prompt, candidates, self.clock())[0].best
         return local_reason(exchange.booking.chosen, best, self._local_tokens())
@@ -112,6 +112,7 @@ class PrefillLegs:
             return None
         booking = self._router.choose(exchange.booking.prompt, candidates, now)
         booking.release(now)  # it is sent at once, also behind another leg that computes its prefix
+        exchange.prefiller = booking.chosen.replica
         return Leg(self, exchange, booking, exchange.target.prefillers[booking.chosen.replica], now)
 
     def renew(self, exchange: Exchange, replica: ReplicaState) -> None:
@@ -137,7 +138,8 @@ class PrefillLegs:
             return False
         leg.booking.move(others, now)
         leg.booking.release(now)
-        leg.state = leg.exchange.target.prefillers[leg.booking.chosen.replica]
+        leg.exchange.prefiller = leg.booking.chosen.replica
+        leg.state = leg.exchange.target.prefillers[leg.exchange.prefiller]
         leg.tried.add(leg.state.name)
         leg.trial = leg.state.breaker.begin(now)
         return True

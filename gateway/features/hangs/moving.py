@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.core import Core
 from gateway.errors import HUNG, ReplicaFailure
 from gateway.features.hangs.metrics import HangMetrics
+from gateway.fleet.membership import PREFILL
 from gateway.fleet.state import ReplicaState
 from gateway.request.attempts import MAX_REACHED
 from gateway.request.exchange import Exchange
@@ -17,7 +18,12 @@ def running_at(upstream: UpstreamClient, state: ReplicaState) -> list[tuple[Conn
     running = list(upstream.running(state.url).items())
     if state.member.rank is None:
         return running
-    return [each for each in running if isinstance(each[1], Exchange) and each[1].booking.lease.replica == state.name]
+    return [each for each in running if isinstance(each[1], Exchange) and _is_at(each[1], state)]
+
+
+def _is_at(exchange: Exchange, state: ReplicaState) -> bool:
+    """True if the replica, one of the ranks of a server at which the request runs, is the rank that was chosen."""
+    return state.name == (exchange.prefiller if state.role == PREFILL else exchange.booking.lease.replica)
 
 
 class MovingRequests:
@@ -34,7 +40,9 @@ class MovingRequests:
     def move(self, state: ReplicaState, now: float) -> None:
         """Move the requests without a first token for which another replica is left. O(its requests)."""
         for connection, exchange in running_at(self._upstream, state):
-            if connection.awaits_token and isinstance(exchange, Exchange) and self._moves(exchange, now):
+            if not (connection.awaits_token and isinstance(exchange, Exchange)):
+                continue
+            if self._leg_moves(exchange, state) if state.role == PREFILL else self._moves(exchange, now):
                 self._metrics.moved.add((state.name,))
                 connection.give_up(ReplicaFailure(HUNG, "it answers probes, and generates nothing", blameless=True))
 
@@ -62,6 +70,11 @@ class MovingRequests:
         if fallback is None or target.fallback is None or exchange.binding:
             return False
         return fallback.taker(target).pool != target.pool
+
+    def _leg_moves(self, exchange: Exchange, state: ReplicaState) -> bool:
+        """True if another prefiller may compute the prompt, or the decoder itself."""
+        prefillers = self._fleet.renewed(exchange.target).prefillers
+        return not state.engine.bootstraps or any(not each.hung for each in prefillers.values())
 
     def __repr__(self) -> str:
         return f"<MovingRequests of {self._fleet!r}>"

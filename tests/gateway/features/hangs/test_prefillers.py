@@ -1,0 +1,36 @@
+"""A prefiller that hangs: decoders compute the prompts themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.gateway.conftest import eventually
+from tests.gateway.features.hangs.test_hang_watch import STREAM, staged
+from tests.support.hanging_engine import HangingEngine, texts_of
+
+
+def long(name: str) -> dict[str, Any]:
+    return {**STREAM, "messages": [{"role": "user", "content": f"{name} hello " * 500}]}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_its_legs_end_and_new_prompts_have_none(ranks: int) -> None:
+    prefiller, decoder = HangingEngine(), HangingEngine()
+
+    def pools(urls: list[str]) -> list[dict[str, Any]]:
+        return [{"prefill": [{"url": urls[0], "ranks": ranks}], "decode": [urls[1]]}]
+
+    async with staged(prefiller, decoder, warm=False, pools=pools) as stage:
+        prefiller.works.clear()
+        waiting = [asyncio.ensure_future(stage.stream(long(name))) for name in "abcd"]
+        await eventually(lambda: len(prefiller.requests) == len(waiting))
+        for _ in range(600):
+            if not all(each.done() for each in waiting):
+                await stage.pass_s(1)
+        assert [texts_of(await each) for each in waiting] == [["a", "b", "c"]] * len(waiting)
+        asked = prefiller.checks
+        assert texts_of(await stage.stream(long("e"))) == ["a", "b", "c"]
+        assert prefiller.checks == asked
