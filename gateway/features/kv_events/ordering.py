@@ -18,6 +18,7 @@ from typing import Final, Protocol
 import xxhash
 
 MAX_HELD_BYTES: Final = 64 << 20  # of live messages during a replay
+MESSAGE_BYTES: Final = 128  # of a held message, beside its payload
 REPLAY_S: Final = 3.0  # without a message of it, a replay counts as unanswered
 QUIET_S: Final = 15.0  # then it is asked whether a message was missed
 TRIES: Final = 3  # replays in a row without any progress
@@ -66,6 +67,11 @@ class MessageOrder:
         self._held_bytes = 0
         self._recent: deque[float] = deque(maxlen=RESTARTS)
 
+    @property
+    def asks(self) -> bool:
+        """True if it awaits a replay."""
+        return self.state in (REPLAY, CHECK)
+
     # -- events
 
     def start(self, now: float) -> None:
@@ -80,7 +86,7 @@ class MessageOrder:
         """A message arrives from the subscription."""
         if self.state == REST:
             return
-        if self.state in (REPLAY, CHECK):
+        if self.asks:
             self._hold(number, payload)
             return
         self._at = now
@@ -97,7 +103,7 @@ class MessageOrder:
 
     def replayed(self, number: int, payload: bytes, now: float) -> None:
         """A message of a replay arrives."""
-        if self.state not in (REPLAY, CHECK):
+        if not self.asks:
             return
         if number > self.number or not self._verified:  # else it repeats itself
             self._at = now
@@ -117,7 +123,7 @@ class MessageOrder:
 
     def replay_ended(self, now: float) -> None:
         """The end of a replay arrives."""
-        if self.state not in (REPLAY, CHECK):
+        if not self.asks:
             return
         if not self._verified:  # it has not even the last applied message
             self._restarted(now)
@@ -125,7 +131,7 @@ class MessageOrder:
         if self.number < 0:
             self._follower.known()  # it has published nothing yet
         while self._held and self._held[0][0] <= self.number:
-            self._held_bytes -= len(self._held.popleft()[1])
+            self._let_go()
         if self._hole or (self._held and self._held[0][0] > self.number + 1 >= 1):
             self._tries = 1 if self.number > self._asked else self._tries + 1
             if self._tries < TRIES:
@@ -136,7 +142,7 @@ class MessageOrder:
     def tick(self, now: float) -> None:
         """To be called every second or so."""
         silent_s = now - self._at
-        if self.state in (REPLAY, CHECK):
+        if self.asks:
             if silent_s > REPLAY_S:
                 self._unanswered(now)
         elif self.state == REST:
@@ -203,9 +209,13 @@ class MessageOrder:
 
     def _hold(self, number: int, payload: bytes) -> None:
         self._held.append((number, payload))
-        self._held_bytes += len(payload)
+        self._held_bytes += len(payload) + MESSAGE_BYTES
         while self._held_bytes > MAX_HELD_BYTES:
-            self._held_bytes -= len(self._held.popleft()[1])
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Drop the first message held back."""
+        self._held_bytes -= len(self._held.popleft()[1]) + MESSAGE_BYTES
 
     def _drop_held(self) -> None:
         self._held.clear()

@@ -27,6 +27,7 @@ log = logging.getLogger("warmroute.kv_events")
 
 MAX_MESSAGE: Final = 2 << 20  # bytes: a step of 100,000 tokens has half as many
 WAITING: Final = 256  # messages in a socket; more are dropped by the publisher, and asked for again
+MAX_SOCKETS: Final = 1 << 14  # two for each publisher; the default is 1023
 AT_ONCE: Final = 64  # messages of one socket in turn
 SLICE_S: Final = 0.0005  # of work, until other threads may run
 PAUSE_S: Final = 0.00005
@@ -60,6 +61,7 @@ class EventReceiver:
         self._followed: dict[Source, _Subscription] = {}
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_sender.setblocking(False)
         self._poller = zmq.Poller()
@@ -128,6 +130,9 @@ class EventReceiver:
                 ticked = now
                 for each in self._followed.values():
                     each.stream.tick(now)
+                    if not each.stream.ordering.asks:
+                        self._drop(each.replay)
+                        each.replay = None
 
     def _ask(self, followed: _Subscription, number: int) -> None:
         """Ask for a replay, over a connection of its own: later answers to earlier questions are lost with theirs."""

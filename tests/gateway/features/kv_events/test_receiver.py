@@ -129,6 +129,17 @@ async def test_noise_on_the_socket_is_counted() -> None:
         context.destroy(linger=0)
 
 
+async def test_as_many_publishers_are_followed_as_a_large_fleet_has() -> None:
+    publisher = Publisher()
+    sources = [publisher.source._replace(replica=f"r{number}") for number in range(520)]
+    with contextlib.closing(publisher.events), receiver() as made:
+        for source in sources:
+            made.follow(source)
+        await eventually(lambda: len(made.streams) == len(sources))
+        await eventually(lambda: all(stream.ordering.state == LIVE for stream in made.streams.values()))
+        await eventually(lambda: not any(each.replay for each in made._followed.values()))
+
+
 async def test_endpoints_that_cannot_be_connected_to_are_no_error() -> None:
     with receiver() as made:
         made.follow(Source("r", 0, "tcp://no such host:1", "", "", salted=True))

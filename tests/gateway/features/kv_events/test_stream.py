@@ -13,7 +13,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.features.kv_events.holdings import Holdings
-from gateway.features.kv_events.ordering import LIVE, QUIET_S, REPLAY_S, REST, RESTARTS, RESTARTS_S
+from gateway.features.kv_events.ordering import (
+    LIVE,
+    MAX_HELD_BYTES,
+    MESSAGE_BYTES,
+    QUIET_S,
+    REPLAY_S,
+    REST,
+    RESTARTS,
+    RESTARTS_S,
+)
 from gateway.features.kv_events.prompt_tokens import KnownTokens, PromptKeys
 from gateway.features.kv_events.residency import EngineResidency
 from gateway.features.kv_events.stream import FULL_S, EventStream, Source
@@ -462,6 +471,16 @@ def test_one_unanswered_replay_is_enough_for_all_gaps_meanwhile() -> None:
     stage.stream.tick(stage.now)
     assert (stage.stream.ordering.state, stage.stream.ordering.number) == (LIVE, 8)
     assert not stage.asked
+
+
+def test_messages_held_back_are_bounded_also_if_they_are_empty() -> None:
+    stage = Stage(engine(), kept=100)
+    ordering = stage.stream.ordering
+    for number in range(2 * (most := MAX_HELD_BYTES // MESSAGE_BYTES)):
+        ordering.live(number, b"", stage.now)
+    assert len(ordering._held) == most
+    ordering.replay_ended(stage.now)
+    assert not ordering._held_bytes
 
 
 def test_a_replay_that_repeats_itself_for_ever_is_given_up() -> None:
