@@ -57,7 +57,8 @@ class PromptReader:
             target = self._fleet.target(api.model, api.alias)
         except GatewayError:
             return  # the phase admit says why
-        known = [state for name, state in target.replicas.items() if name in self._residency.replicas]
+        able = (*target.replicas.values(), *target.prefillers.values())
+        known = [state for state in able if state.name in self._residency.replicas]
         if not known:
             return
         sent = token_bytes(api.prompt) if isinstance(api.prompt, list) else None
@@ -130,6 +131,8 @@ class PromptReader:
         promised = _PROMISED.get(exchange.record)
         usage = exchange.delivered.usage
         if promised is None or usage is None or usage.cached is None or exchange.booking.lease.replica != promised[0]:
+            return
+        if exchange.prefilled is not None:  # another replica's cache counts; some engines report all of the prompt as cached
             return
         name, tokens = promised
         streams = self._residency.replicas.get(name)

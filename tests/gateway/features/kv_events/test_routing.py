@@ -14,6 +14,7 @@ from gateway.features.kv_events.following import PublisherSet
 from gateway.features.kv_events.metrics import KvEventMetrics
 from gateway.features.kv_events.ordering import LIVE
 from replica.api.server import ServerConfig
+from replica.api.transfer import Role, TransferConfig
 from replica.cache.kv_events import EventsConfig, KvEventPublisher
 from replica.sim.cost import SimConfig
 from tests.gateway.conftest import Running, eventually, running
@@ -43,7 +44,7 @@ class Engine:
 
 
 @contextlib.asynccontextmanager
-async def engine(kv_tokens: int = 8000) -> AsyncIterator[Engine]:
+async def engine(kv_tokens: int = 8000, *, events: bool = True, role: Role | None = None) -> AsyncIterator[Engine]:
     publisher = KvEventPublisher(EventsConfig("tcp://*:0", "tcp://*:0"), BLOCK)
     source = {
         **publisher.source(),
@@ -53,7 +54,8 @@ async def engine(kv_tokens: int = 8000) -> AsyncIterator[Engine]:
     config = SimConfig(kv_tokens=kv_tokens, block_size=BLOCK, prefill_rate=1e6, decode_rate=2000.0, max_batch=64)
     with contextlib.closing(publisher):
         watched = WatchedEngine(config, listeners=[publisher])
-        async for replica in serve(watched, None, ServerConfig(events=[source])):
+        transfers = TransferConfig(role, token_s=1e-6) if role else None
+        async for replica in serve(watched, None, ServerConfig(events=[source] if events else [], transfers=transfers)):
             yield Engine(replica, publisher)
 
 
@@ -152,6 +154,26 @@ async def test_a_reset_cache_is_no_longer_predicted() -> None:
         await caught_up(run, only)
         await eventually(lambda: run.gateway.router.held_tokens(only.name) == 0)
         assert (await ask(run, content))[1:] == (0, 0)
+
+
+@pytest.mark.parametrize("decoder_has_events", [True, False])
+async def test_a_prefiller_is_chosen_by_its_events(decoder_has_events: bool) -> None:
+    async with (
+        engine(role="prefill") as left,
+        engine(role="prefill") as right,
+        engine(role="decode", events=decoder_has_events) as decoder,
+    ):
+        pool = {"prefill": [left.replica.url, right.replica.url], "decode": [decoder.replica.url]}
+        section, shown = {"follow": True, "wait_ms": 10_000}, {"expose_headers": "all"}
+        async with running(pools=[pool], kv_events=section, routing=shown, disaggregation={"local_tokens": 0}) as run:
+            for each in (right, left):
+                content = text(f"direct to {each.name}")
+                await each.compute(content)
+                await caught_up(run, left, right, *([decoder] if decoder_has_events else []))
+                _, predicted, reported = await ask(run, content + " and more")
+                assert predicted == reported > 500
+            counts = await run.metrics()
+    assert not any("_kv_events_predictions" in name for name in counts), "of a decoder they would be about the prefiller"
 
 
 async def test_salts_separate_prompts() -> None:
