@@ -181,7 +181,7 @@ class PrefillReplica(ReplicaConfig, frozen=True):
     ] = None
 
 
-class FallbackConfig(ConfigSection, frozen=True):
+class FallbackConfig(ConfigSection, frozen=True, omit_defaults=True):  # the default of `model` is no name to a worker
     """The target of requests that a pool cannot serve; a plain string is short for its pool."""
 
     SHORT: ClassVar = "pool"

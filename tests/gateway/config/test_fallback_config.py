@@ -114,8 +114,9 @@ def test_the_schema_for_editors_refuses_others(fallback: Any) -> None:
         jsonschema.validate({"pools": [{"replicas": ["http://a:1"], "fallback": fallback}]}, config_schema(WholeConfig))
 
 
-def test_workers_get_it() -> None:
-    config = load(None, {"pools": [pool("a", {"pool": "b", "model": "x"}), pool("b")]}, env={})
+@pytest.mark.parametrize("fallback", ["b", {"pool": "b", "model": "x"}])
+def test_workers_get_it(fallback: Any) -> None:
+    config = load(None, {"pools": [pool("a", fallback), pool("b")]}, env={})
     assert decode_config(WholeConfig, encode_config(config)) == config
 
 
