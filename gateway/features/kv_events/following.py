@@ -132,7 +132,7 @@ class PublisherSet:
         self._shared = shared
         for source in self._followed - wanted:
             self._receiver.leave(source)
-            self._forget(source)
+            self._counted.pop(source, None)
         for source in wanted - self._followed:
             log.info("events of a replica are followed", extra={"replica": source.replica, "endpoint": source.endpoint})
             self._receiver.follow(source)
@@ -161,6 +161,8 @@ class PublisherSet:
 
     def set_gauges(self) -> None:
         """Bring the metrics up to date."""
+        self._metrics.followed.values.clear()
+        self._metrics.blocks.values.clear()
         for name, streams in self.residency.replicas.items():
             self._metrics.followed.set((name,), self._level(name, streams))
             for tier, label in enumerate(TIERS):
@@ -183,13 +185,6 @@ class PublisherSet:
         self._metrics.seen.add((name,), more[0])
         for fault, count in zip(FAULTS, more[1:], strict=True):
             self._metrics.faults.add((name, fault), count)
-
-    def _forget(self, source: Source) -> None:
-        self._counted.pop(source, None)
-        name = (source.replica,)
-        self._metrics.followed.set(name, None)
-        for label in TIERS:
-            self._metrics.blocks.set((*name, label), None)
 
     def rows(self) -> list[dict[str, object]]:
         """The followed publishers, for operators."""

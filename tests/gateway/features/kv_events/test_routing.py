@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from replica.api.server import ServerConfig
 from replica.api.transfer import Role, TransferConfig
 from replica.cache.kv_events import EventsConfig, KvEventPublisher
 from replica.sim.cost import SimConfig
-from tests.gateway.conftest import Running, eventually, running
+from tests.gateway.conftest import Running, config_over, eventually, running
 from tests.replica.conftest import Replica, serve
 from tests.replica.fakes import WatchedEngine
 
@@ -256,3 +257,18 @@ async def test_metrics_and_the_operators_view() -> None:
         assert metrics[f'warmroute_kv_events_followed{{replica="{only.name}"}}'] == 2
         assert metrics[f'warmroute_kv_events_blocks{{replica="{only.name}",tier="gpu"}}'] == row["blocks"]["gpu"]
         assert metrics[f'warmroute_kv_events_blocks_total{{replica="{only.name}"}}'] == row["blocks"]["gpu"]
+        following, lets = run.gateway[PublisherSet], threading.Event()
+        receiver = following._receiver
+        assert receiver is not None
+
+        def waits() -> None:
+            lets.wait()
+
+        receiver._command(waits)
+        await run.gateway.local.reload.take(config_over("http://127.0.0.1:9", kv_events={"follow": True, "wait_ms": 10_000}))
+        following.sweep(0.0)
+        following.set_gauges()  # its thread still follows
+        lets.set()
+        await eventually(lambda: not receiver.streams)
+        following.sweep(0.0)
+        assert not any(name.startswith("warmroute_kv_events_followed") for name in await run.metrics())
