@@ -50,8 +50,10 @@ log = logging.getLogger("warmroute.gateway")
 MAX_ANSWER: Final = 1 << 20  # bytes of a prefiller's answer: the blocks of a million tokens are 400 kB
 LARGE_ANSWER: Final = 64 << 10  # bytes: a larger one is read in a thread, because it may take 0.2 s
 PREFILL_FAILED: Final = "status"  # reason of an attempt whose prefiller failed
+VERDICT_S: Final = 1.0  # a decoder may hear of its prefiller's end before the gateway does: its error waits for so long
 _FAILED: Final = Outcome(False)
 _OVERLOADED: Final = 429
+_BROKEN: Final = 500  # if a transfer fails, at SGLang; where there is no room it is 503
 
 
 class DecoderForm(Form):
@@ -233,6 +235,8 @@ class BootstrapForm(DecoderForm):
         kept = False
         try:
             await asyncio.wait([prefill, decode], return_when=asyncio.FIRST_COMPLETED)
+            if not prefill.done() and decode.exception() is None and decode.result().status == _BROKEN:
+                await asyncio.wait([prefill], timeout=VERDICT_S)
             if prefill.done():
                 try:
                     refusal = prefill.result()

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from bench.measure.ports import free_port
+from gateway.cluster.listeners import open_listeners
 from gateway.errors import GatewayError, ReplicaFailure
+from gateway.server.http.accept import Acceptor
 from gateway.upstream.dialer import REPLICA_LOST_S, Dialer
 from gateway.upstream.resolver import RETRY_S, Resolver
 from tests.gateway.conftest import eventually
@@ -31,31 +33,39 @@ class Listener:
         self.port = free_port()
         self.accepted: list[str] = []
         self.open = 0
-        self._servers: dict[str, asyncio.Server] = {}
+        self._servers: dict[str, Acceptor | asyncio.Server] = {}
 
     @contextlib.asynccontextmanager
     async def at(self, *hosts: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[Listener]:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self.accepted.append(writer.get_extra_info("sockname")[0])
-            self.open += 1
-            with contextlib.suppress(OSError):
-                await reader.read()
-            self.open -= 1
-            writer.transport.abort()
-
-        async with contextlib.AsyncExitStack() as stack:
-            while len(self._servers) < len(hosts):
-                try:
-                    for host in hosts:
-                        self._servers[host] = await asyncio.start_server(serve, host, self.port, ssl=tls)
-                except OSError:  # somebody else has this port at one of the addresses
-                    for host in list(self._servers):
-                        await self.leave(host)
-                    self.port = free_port()
-            for server in self._servers.values():
-                await stack.enter_async_context(server)
+        while len(self._servers) < len(hosts):
+            try:
+                for host in hosts:
+                    self._servers[host] = await self._listen(host, tls)
+            except OSError:  # somebody else has this port at one of the addresses
+                for host in list(self._servers):
+                    await self.leave(host)
+                self.port = free_port()
+        try:
             yield self
-            await eventually(lambda: not self.open)
+        finally:
+            for host in list(self._servers):
+                await self.leave(host)
+        await asyncio.sleep(0)  # the tasks of connections that were accepted last begin
+        await eventually(lambda: not self.open)
+
+    async def _listen(self, host: str, tls: ssl.SSLContext | None) -> Acceptor | asyncio.Server:
+        if tls:
+            return await asyncio.start_server(self._serve, host, self.port, ssl=tls)
+        (listener,) = open_listeners(host, self.port)  # asyncio's server loses a connection that it has just accepted
+        return Acceptor(listener, lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._serve))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted.append(writer.get_extra_info("sockname")[0])
+        self.open += 1
+        with contextlib.suppress(OSError):
+            await reader.read()
+        self.open -= 1
+        writer.transport.abort()
 
     async def leave(self, host: str) -> None:
         """From now on the address refuses connections."""
@@ -155,6 +165,7 @@ async def test_of_several_that_connect_one_is_kept() -> None:
         dial, _ = dialer(listener.port, ONE, TWO)
         for _ in range(20):
             assert await local_address(dial) == ONE
+        await eventually(lambda: len(listener.accepted) >= 20)
         assert set(listener.accepted) == {ONE}
 
 

@@ -148,6 +148,18 @@ async def test_another_prefiller_takes_the_place_of_one_that_fails(failure: Beha
     assert len(set(rooms)) == len(rooms)
 
 
+async def test_a_decoder_that_hears_first_of_its_prefillers_end_is_not_to_blame() -> None:
+    end = asyncio.Event()
+    prefiller, decoder = sglang(hangs(end)), sglang(status(500))
+    async with split([prefiller], [decoder]) as run:
+        asking = asyncio.create_task(run.post(CHAT))
+        await eventually(lambda: run.gateway.upstream.silence_s(decoder.url) < float("inf"))  # its answer is there
+        end.set()
+        code, _, answer = await asking
+        assert (code, "its prefiller p0 has failed" in answer["error"]["message"]) == (502, True), answer
+        assert await ways(run) == {"prefill_failed": 1}
+
+
 async def test_without_a_prefiller_a_replica_that_does_both_answers() -> None:
     prefiller, decoder, unified = sglang(status(500)), sglang(hangs(asyncio.Event())), sglang(answers("both"))
     async with split([prefiller], [decoder], unified) as run:
