@@ -90,11 +90,17 @@ def prompt_tokens(body: dict[str, Any]) -> list[str]:
 class ScriptedEngine:
     """holds: answers wait for `release` after their first piece; else they come at once. replica: to be entered. cut: requests
     that were broken off. shares: when others find a prompt; at its end: in a slot, one of them. owner: of its models, by which
-    its engine is known.
+    its engine is known. together: no prompt is computed before so many have come.
     """
 
     def __init__(
-        self, script: Script, *names: str, holds: bool = False, shares: Sharing = "in flight", owner: str = "fake"
+        self,
+        script: Script,
+        *names: str,
+        holds: bool = False,
+        shares: Sharing = "in flight",
+        owner: str = "fake",
+        together: int = 0,
     ) -> None:
         self.replica = FakeReplica([self._behave], models(*(names or ("m",)), owner=owner))
         self.cache = PrefixCache()
@@ -102,7 +108,8 @@ class ScriptedEngine:
         self.cut: list[dict[str, Any]] = []
         self.now = 0.0
         self.moved = self.computing = 0
-        self._script, self._holds, self._shares = script, holds, shares
+        self._script, self._holds, self._shares, self._together = script, holds, shares, together
+        self._all_here = asyncio.Event()
 
     async def _behave(self, request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         body = request.json
@@ -118,6 +125,9 @@ class ScriptedEngine:
             self.cache.rows.append((body["model"], row))
         self.computing += 1
         await asyncio.sleep((len(prompt) - cached) / PREFILL)  # the router learns from it
+        if self.cache.calls >= self._together:
+            self._all_here.set()
+        await self._all_here.wait()
         self.computing -= 1
         if self._shares == "first token":
             self.cache.rows.append((body["model"], row))

@@ -317,7 +317,7 @@ async def test_three_cold_siblings_compute_their_history_once(
     }
     steps["s0"] |= {"yield": "a"}
     held = times == 3  # else one may end before another one arrives
-    scripted = ScriptedEngine(lambda _body: TEXT, shares=shares, owner=owner, holds=held)
+    scripted = ScriptedEngine(lambda _body: TEXT, shares=shares, owner=owner, holds=held, together=times)
     async with scripted.replica, running(scripted.replica, workflows={"gate": gate}) as run:
         asked = asyncio.create_task(run.post({"workflow": document(steps), "inputs": {"messages": history}}, RUNS))
         for left in (3, 2, 1) if held else ():
