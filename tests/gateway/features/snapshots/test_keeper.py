@@ -28,15 +28,32 @@ def keeper_of(path: Path, *, chunks: int, metrics: SnapshotMetrics, clocks: Cloc
     return Keeper(SnapshotFile(path, 60.0), collect, metrics, clocks, last_s)
 
 
+class SlowDisk:
+    """A write, in its thread, waits until it goes on."""
+
+    def __init__(self) -> None:
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+        self.clocks = replace(CLOCKS, boot=self._boot)
+
+    def _boot(self) -> str:
+        self.begun.set()
+        self.goes_on.wait(40)
+        return ""
+
+
 async def test_the_last_one_waits_for_one_that_is_being_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    metrics = new_metrics().of(SnapshotMetrics)
-    keeper = keeper_of(tmp_path / "s", chunks=30, metrics=metrics)
+    metrics, disk = new_metrics().of(SnapshotMetrics), SlowDisk()
+    keeper = keeper_of(tmp_path / "s", chunks=30, metrics=metrics, clocks=disk.clocks)
     for _ in range(5):
+        disk.begun.clear()
+        disk.goes_on.clear()
         writing = asyncio.create_task(keeper.write())
-        while not (tmp_path / "s.new").exists():  # noqa: ASYNC110  (a file has no event)
-            await asyncio.sleep(0)
+        assert await asyncio.to_thread(disk.begun.wait, 40)
         writing.cancel()
-        await keeper.write_last()
+        last = asyncio.create_task(keeper.write_last())
+        await asyncio.sleep(0)  # it has begun
+        disk.goes_on.set()
+        await last
     assert metrics.written.values == {("good",): 5, ("failed",): 0}
     assert len(read(tmp_path / "s").chunks) == 30
     assert os.listdir(tmp_path) == ["s"]
@@ -46,13 +63,13 @@ async def test_the_last_one_waits_for_one_that_is_being_written(tmp_path: Path, 
 async def test_one_that_fails_when_nobody_waits_for_it_is_no_error_of_its_own(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = tmp_path / "folder"
-    keeper = keeper_of(folder / "s", chunks=30, metrics=new_metrics().of(SnapshotMetrics))
+    folder, disk = tmp_path / "folder", SlowDisk()
+    keeper = keeper_of(folder / "s", chunks=30, metrics=new_metrics().of(SnapshotMetrics), clocks=disk.clocks)
     writing = asyncio.create_task(keeper.write())
-    while not (folder / "s.new").exists():  # noqa: ASYNC110  (a file has no event)
-        await asyncio.sleep(0)
+    assert await asyncio.to_thread(disk.begun.wait, 40)
     writing.cancel()
     shutil.rmtree(folder)
+    disk.goes_on.set()
     await keeper.write_last()
     await keeper.write_last()
     gc.collect()
