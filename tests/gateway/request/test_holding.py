@@ -168,6 +168,23 @@ async def test_a_client_that_leaves_while_it_waits_reaches_no_replica() -> None:
         assert await ended(run) == {"left": 1}
 
 
+async def test_with_slots_a_request_waits_for_the_end_of_the_one_before_it() -> None:
+    """And not for its first token only: until then the prefix is in its slot."""
+    end = asyncio.Event()
+    async with FakeReplica([streams("good", hold=end)]) as replica:
+        pool = {"replicas": [{"url": replica.url, "engine": "llamacpp"}]}
+        async with running(pools=[pool]) as run:
+            ledger = run.gateway.router.ledger
+            ledger.restore(replica.name, (1e6, 1e5), 0.0, 0.0)  # ten tokens per second: it may wait for minutes
+            ledger.rates.refresh()
+            sent = [asyncio.create_task(send(run, f"task {number}")) for number in range(2)]
+            await eventually(lambda: any(load.decoding for load in ledger.loads.values()) and waiting(run) == 1)
+            assert len(replica.requests) == 1
+            end.set()
+            assert await asyncio.gather(*sent) == [200] * 2
+            assert await ended(run) == {"computed": 1}
+
+
 async def test_a_lead_that_takes_much_longer_than_expected_is_not_waited_for() -> None:
     engine = SlowEngine()
     async with in_front_of(engine) as run:

@@ -122,7 +122,7 @@ async def test_a_refusal_of_the_decoder_ends_the_prefill() -> None:
         await eventually(lambda: prefiller.gone)
 
 
-@pytest.mark.parametrize("failure", [status(500), status(503), dies])
+@pytest.mark.parametrize("failure", [status(500), status(429), dies])
 async def test_another_prefiller_takes_the_place_of_one_that_fails(failure: Behaviour) -> None:
     """The decoder's call is ended, and both legs are sent again with another room."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gateway.fleet.breaker import CLOSED, OPEN
 from tests.gateway.conftest import eventually, running
 from tests.gateway.features.disaggregation.legs import CHAT, PARAMS, TEXT, prefills, replica, split, ways
 from tests.support.fakes import STREAM_HEAD, FakeRequest, answers, chunk, dies, hangs, http, status, streams, writes
@@ -180,6 +181,37 @@ async def test_another_prefiller_takes_the_place_of_a_dead_one() -> None:
             assert (await run.post({**CHAT, "messages": [message]}))[0] == 200
         assert await ways(run) == {"remote": 4}
     assert dead.requests
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_prefiller_is_blamed_if_the_decoder_computes_the_prompt_that_it_refused(answered: bool) -> None:
+    prefiller, decoder = replica(status(500)), replica(answers() if answered else status(500))
+    async with split([prefiller], [decoder]) as run:
+        for seed in range(5):
+            message = {"role": "user", "content": f"{seed} {TEXT}"}
+            assert (await run.post({**CHAT, "messages": [message]}))[0] == (200 if answered else 500)
+        state = run.gateway.fleet.named("p0")
+        assert state is not None
+        assert state.breaker.state(run.gateway.clock()) == (OPEN if answered else CLOSED)
+
+
+async def test_the_prefiller_learns_its_rate_and_the_decoder_that_of_the_transfer() -> None:
+    computed: list[float] = []
+
+    async def computes(request: Any, writer: Any) -> None:
+        computed.append(run.gateway.clock())
+        await prefills(cached=0)(request, writer)
+
+    async def takes_over(request: Any, writer: Any) -> None:
+        since.append(run.gateway.router.ledger.loads["d0"].waiting[0].since)
+        await answers(prompt=1504)(request, writer)
+
+    since: list[float] = []
+    prefiller, decoder = replica(computes), replica(takes_over)
+    async with split([prefiller], [decoder]) as run:
+        assert (await run.post(CHAT))[0] == 200
+        assert since > computed, "its time begins with its own leg"
+        assert run.gateway.router.ledger.of("p0").rate.tokens > 0
 
 
 async def test_a_prompt_kills_two_prefillers_at_most() -> None:

@@ -18,6 +18,8 @@ from replica.api.server import ServerConfig
 from replica.api.transfer import Role, TransferConfig
 from replica.cache.kv_events import EventsConfig, KvEventPublisher
 from replica.sim.cost import SimConfig
+from router import token_bytes
+from router.residency import PromptTokens, Residency
 from tests.gateway.conftest import Running, config_over, eventually, running
 from tests.replica.conftest import Replica, serve
 from tests.replica.fakes import WatchedEngine
@@ -93,6 +95,11 @@ def chat(text: str, **more: Any) -> dict[str, Any]:
 
 def text(name: str, words: int = 300) -> str:
     return " ".join(f"{name}{number}" for number in range(words))
+
+
+def tokenized(metrics: KvEventMetrics) -> float:
+    """Number of prompts whose ids have come from an engine."""
+    return sum(metrics.tokenize.values[()][:-1])
 
 
 async def ask(run: Running, content: str, **more: Any) -> tuple[str, int, int]:
@@ -205,7 +212,7 @@ async def test_without_time_for_tokens_history_and_the_ids_of_earlier_turns_deci
         content = text("history")
         replica, predicted, _ = await ask(run, content)
         assert predicted == 0
-        await eventually(lambda: metrics.tokenize.values)
+        await eventually(lambda: tokenized(metrics) == 1)
         await caught_up(run, left, right)
         again, predicted, reported = await ask(run, content + " more")
         assert again == replica
@@ -232,6 +239,53 @@ async def test_a_replica_that_may_hold_other_blocks_is_followed_anew(sign: str) 
             return stream.holdings.complete and stream.holdings.blocks > 30
 
         await eventually(is_known)
+
+
+async def test_a_replica_that_has_left_is_followed_no_longer() -> None:
+    async with engine() as stays, engine() as leaves, fleet(stays) as run:
+        pool = run.gateway.fleet.pools[0].name
+        added = {"url": leaves.replica.url, "pool": pool}
+        async with run.session.post(run.admin_url + "/warmroute/replicas", json=added) as answer:
+            assert answer.status < 300
+        await caught_up(run, stays, leaves)
+        async with run.session.delete(f"{run.admin_url}/warmroute/replicas/{leaves.name}") as answer:
+            assert answer.status < 300
+        following = run.gateway[PublisherSet]
+
+        def is_left() -> bool:
+            following.sweep(following._core.clock())
+            return following.residency.replicas.keys() == {stays.name}
+
+        await eventually(is_left)
+
+
+class AskedResidency(Residency):
+    """Knows nothing, and notes the ids of the last prompt."""
+
+    def __init__(self) -> None:
+        self.ids = b""
+
+    def held(self, tokens: PromptTokens, replica: str) -> None:
+        self.ids = tokens.data
+
+
+async def test_the_end_of_an_earlier_prompt_is_not_taken_for_a_part_of_this_one() -> None:
+    """Only whole blocks of text are compared: what follows them in the ids of the earlier prompt may be anything."""
+    async with engine() as only, fleet(only, wait_ms=0) as run:
+        metrics, asked = run.gateway.metrics.of(KvEventMetrics), AskedResidency()
+        run.gateway.router.residency = asked
+        found = 0
+        for more in range(0, 256, 32):  # for some of them the last block of text has nearly ended
+            known, earlier = tokenized(metrics), text(f"earlier{more}") + "." * more
+            await ask(run, earlier)
+            await eventually(lambda: tokenized(metrics) > known)  # noqa: B023
+            later = earlier[:-150] + " and another end"
+            await ask(run, later)
+            if metrics.prompts.values.get(("prefix",), 0) > found:
+                found += 1
+                answer: Any = (await only.replica.post("/tokenize", {"model": "sim", **chat(later)}))[1]
+                assert token_bytes(answer["tokens"]).startswith(asked.ids), more
+        assert found
 
 
 async def test_a_model_that_no_replica_knows_ends_no_tokenizing() -> None:

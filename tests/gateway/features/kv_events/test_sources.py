@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.features.kv_events.following import PublisherSet
+from gateway.features.kv_events.following import AGAIN_S, PublisherSet
 from tests.gateway.conftest import Running, eventually, running
 from tests.support.fakes import FakeReplica, FakeRequest, http, models
 
@@ -79,6 +79,16 @@ async def test_publishers_that_a_replica_names(
         async with engine(owner, answers) as replica, running(replica, kv_events={"follow": True}) as run:
             assert await followed(run) == expected
     assert ("replica names no event publisher that can be followed" in caplog.text) == (not expected)
+
+
+async def test_a_replica_without_publishers_is_asked_again_after_a_while() -> None:
+    answers: dict[str, object] = {"/kv_event_sources": {}}
+    async with engine("vllm", answers) as replica, running(replica, kv_events={"follow": True}) as run:
+        assert await followed(run) == []
+        answers["/kv_event_sources"] = {"0": ON}
+        publishers = run.gateway[PublisherSet]
+        publishers.sweep(publishers._core.clock() + AGAIN_S + 1)
+        await eventually(lambda: publishers._followed)
 
 
 async def test_a_publisher_that_two_replicas_name_is_followed_for_neither(caplog: pytest.LogCaptureFixture) -> None:
