@@ -565,7 +565,8 @@ async def test_a_grace_is_longer_for_a_client_that_has_come_again() -> None:
         assert answer.timer.when() > first.when() + 20
 
 
-async def test_a_request_whose_prefill_was_interrupted_goes_there_again() -> None:
+@pytest.mark.parametrize(("tokens", "goes"), [(100, True), (10_000_000, False)])
+async def test_a_request_whose_prefill_was_interrupted_goes_there_again_if_that_is_cheapest(tokens: int, goes: bool) -> None:
     """Another prompt of the same size goes to the replica with less work."""
     never = asyncio.Event()
     another = body_of(CHAT, stream=False, messages=[{"role": "user", "content": "ho " * 300}])
@@ -580,11 +581,11 @@ async def test_a_request_whose_prefill_was_interrupted_goes_there_again() -> Non
         known = adoptions(run).interrupted._known
         (identity,) = known
         known[identity] = known[identity]._replace(computed_s=3600.0)
-        work = run.gateway.router.ledger.open(first.name, 100, 100, run.gateway.clock())
+        work = run.gateway.router.ledger.open(first.name, tokens, tokens, run.gateway.clock())
         assert (await gets(run, sent(CHAT, another)))[0] == 200
         assert (len(first.requests), len(second.requests)) == (1, 1)
         assert (await gets(run, data))[0] == 200
-        assert (len(first.requests), len(second.requests), len(known)) == (2, 1, 0)
+        assert (len(first.requests), len(second.requests), len(known)) == ((2, 1, 0) if goes else (1, 2, 0))
         work.close(run.gateway.clock())
 
 
@@ -651,12 +652,19 @@ async def test_the_request_of_another_caller_is_another_one(lines: tuple[bytes, 
         assert adoptions(run).answers.waiting == 1
 
 
-@pytest.mark.parametrize("other", [body_of(CHAT, stream=False, seed=1), body_of(CHAT, stream=False) + b" "])
-async def test_another_body_is_another_request(other: bytes) -> None:
+@pytest.mark.parametrize(
+    ("path", "other"),
+    [
+        (CHAT, body_of(CHAT, stream=False, seed=1)),
+        (CHAT, body_of(CHAT, stream=False) + b" "),
+        (f"{CHAT}?more=1", body_of(CHAT, stream=False)),
+    ],
+)
+async def test_another_body_or_query_is_another_request(path: str, other: bytes) -> None:
     never = asyncio.Event()
     async with FakeReplica([once(never, answers()), answers("mine")]) as replica, patient(replica) as run:
         await asks_and_leaves(run, sent(CHAT, body_of(CHAT, stream=False)), lambda: replica.requests)
-        assert b"mine" in (await gets(run, sent(CHAT, other)))[2]
+        assert b"mine" in (await gets(run, sent(path, other)))[2]
         assert len(replica.requests) == 2
 
 
