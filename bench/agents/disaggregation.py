@@ -1,6 +1,6 @@
 """Prefill and decode on different replicas, beside replicas that do both: over HTTP, with faults, and in the simulator.
 
-    python -m bench.agents.disaggregation [--only TITLE] [--conversations N] [--out bench/reports]
+    python -m bench.agents.disaggregation [--only TEXT] [--conversations N] [--out bench/reports]
 
 Each fleet has four simulated replicas and a gateway of two workers. Prefills slow the tokens of running answers down there, as
 in engines that compute both in one batch. The simulator's part needs the recorded conversations (see `bench.router.policies`).
@@ -40,7 +40,7 @@ OUTPUT: Final = 40  # tokens
 WORDS: Final = (400, 1500)  # of a user's turn
 BEGIN_S: Final = 6.0  # conversations begin within it
 THINK_S: Final = 2.0  # at most
-KILLED_S: Final = 8.0  # after the first conversation's begin
+KILLED_S: Final = 8.0  # after the begin
 PROBED_S: Final = 2.0
 
 
