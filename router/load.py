@@ -51,7 +51,7 @@ class ReplicaLoad:
     remote_inflight: int = 0  # open leases booked by other routers
     remote_further: int = 0  # sequences of these, beyond one for each
     decoding: int = 0  # open leases past their first token
-    presumed: int = 0  # of these, by the estimated end of their prefill: silent ones
+    presumed: int = 0  # of these, silent ones: mostly past the estimated end of their prefill only
     booked_tokens: int = 0  # uncached prompt tokens of leases before their first token
     remote_booked_tokens: int = 0  # of these, booked by other routers
     active_tokens: int = 0  # prompt tokens of all open leases

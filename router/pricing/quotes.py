@@ -1,7 +1,7 @@
 """The costs of one prompt on every replica at one moment, from the trie, the ledger and the rents.
 
-Where engines report their blocks (`know`), these replace the matches of the index, except for prompts that are being
-computed.
+Where an engine reports all its blocks (`know`), these replace the match of the index, except for prompts that are being
+computed. Where it reports a part of them, the longer one of both counts.
 
 `cheapest` runs for every request, so it prices as few replicas as possible: first the holder of the longest match, then only
 those others whose lower bound is smaller. The bound has the terms that are cheap to compute, in tokens, with the running

@@ -5,8 +5,8 @@
                                                             └─ SGLang: both legs at once, with one `bootstrap_room`
 
 A pool lists prefillers in `prefill` and decoders in `decode`, beside replicas that do both in `replicas`. The core chooses
-among the replicas that answer, as ever: so queues, breakers, retries, budgets, metering, streams and fallback pools know
-nothing of legs. A decoder has a form (`forms.py`), which wraps the form of its dialect and sends the prefill leg first, or
+among the replicas that answer, as ever: so queues, breakers, retries, budgets, streams and fallback pools know nothing of
+legs. A decoder has a form (`forms.py`), which wraps the form of its dialect and sends the prefill leg first, or
 beside. Clients' own values of these fields are cut out of all requests (`dialects/steering.py`).
 
 The prefill leg (`prefilling.py`) has a booking of its own among the prefillers: prefix affinity chooses them. The decoder's

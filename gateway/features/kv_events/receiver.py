@@ -1,7 +1,7 @@
 """The thread that receives events over ZMQ, and keeps the engines' blocks.
 
 It alone changes streams and holdings; the event loop reads them (`holdings.py`). Commands reach it through a queue and a socket
-that wakes it. It gives the interpreter back after SLICE_S of work, so that a flood of events delays no request for longer.
+that wakes it. It gives the interpreter back after the message with which SLICE_S of work are over.
 
 Bounds: messages of MAX_MESSAGE bytes, WAITING of them in a socket. If all engines together hold too many blocks, the
 largest one's are forgotten.
