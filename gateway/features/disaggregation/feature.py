@@ -22,4 +22,5 @@ def install(core: Core) -> None:
     )
     ends = LegEnds(prefilling)
     core.work.finishes.append(ends.close)
+    core.extensions.delivered.append(prefilling.delivered)
     core.extensions.decoding.append(DecoderForms(prefilling, core.extensions, ends, random.SystemRandom()).of)

@@ -242,13 +242,15 @@ class BootstrapForm(DecoderForm):
                     refusal = prefill.result()
                 except ReplicaFailure as failure:
                     return ReplicaFailure(failure.reason, failure.message, reached=failure.reached, blameless=failure.blameless)
-                if refusal.status >= 400:
+                if 400 <= refusal.status < 500:
                     leg.answers(refusal.status)
-                    if refusal.status < 500 and refusal.status != _OVERLOADED:
+                    if refusal.status != _OVERLOADED:
                         leg.close(_FAILED)
                         kept = True
                         return refusal
-                    return ReplicaFailure("status", f"answered {refusal.status}", reached=1, blameless=True)
+                if refusal.status >= 400:
+                    overloaded = refusal.status == _OVERLOADED
+                    return ReplicaFailure("status", f"answered {refusal.status}", reached=1, blameless=overloaded)
             answer = await decode
             if answer.status >= 400:  # the prefiller would wait for it until its own timeout
                 leg.close(_FAILED)

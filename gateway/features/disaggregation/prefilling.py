@@ -4,12 +4,13 @@
     leg: the best prefiller, by the router ──► fails without an answer ──► the best of the others
 
 MAX_LEGS prefillers that got the prompt may fail; refused connections do not count. A prefiller that failed with a prompt is
-blamed only once the decoder has answered the same prompt, one without a connection at once.
+blamed only once the same prompt was answered: by the decoder, or by the replica of a later attempt. One without a connection is
+blamed at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -19,6 +20,7 @@ from gateway.fleet.breaker import Trial
 from gateway.fleet.directory import Fleet
 from gateway.fleet.state import ReplicaState
 from gateway.request.exchange import Exchange
+from gateway.request.slots import Slot
 from gateway.upstream.client import UpstreamClient
 from router import Booking, Outcome, Router
 from router.pricing.legs import local_reason
@@ -26,6 +28,7 @@ from router.pricing.legs import local_reason
 MAX_LEGS: Final = 2  # prefillers that may fail with one prompt, which may be the cause
 REMOTE: Final = "remote"
 NO_PREFILLER, SEVERAL = "no_prefiller", "several"
+_SUSPECTS: Final = Slot[list[tuple[Trial, ReplicaState]]]("disaggregation")  # failed prefillers of a request without an answer
 FAILED, REFUSED, NO_PARAMS, NOT_TRANSFERRED = "prefill_failed", "prefill_refused", "no_params", "transfer_failed"
 
 
@@ -67,7 +70,7 @@ class Leg:
         self._owner.closed(self, outcome)
 
     def judge(self, *, answered: bool) -> None:
-        """The prefillers that have failed did so by themselves, if the decoder has answered."""
+        """The prefillers that have failed did so by themselves, if the decoder has answered, or if another replica will."""
         self._owner.judge(self, answered=answered)
 
 
@@ -156,13 +159,22 @@ class PrefillLegs:
 
     def judge(self, leg: Leg, *, answered: bool) -> None:
         """See `Leg.judge`."""
-        for trial, state in leg.failed:
-            if answered:
-                trial.failure(self.clock())
-                self._fleet.suspect(state)
-            else:
-                trial.abandoned()
+        if answered:
+            self._blame(leg.failed)
+        elif leg.failed:
+            record = leg.exchange.record
+            _SUSPECTS.set(record, [*(_SUSPECTS.get(record) or ()), *leg.failed])
         leg.failed.clear()
+
+    def delivered(self, exchange: Exchange) -> None:
+        """The request has its answer."""
+        if exchange.record.answer.complete:
+            self._blame(_SUSPECTS.get(exchange.record) or ())
+
+    def _blame(self, failed: Iterable[tuple[Trial, ReplicaState]]) -> None:
+        for trial, state in failed:
+            trial.failure(self.clock())
+            self._fleet.suspect(state)
 
     def _candidates(self, exchange: Exchange, tried: Collection[str] = ()) -> Collection[str]:
         """The prefillers that may compute a prompt now."""

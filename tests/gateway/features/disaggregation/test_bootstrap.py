@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway.fleet.breaker import OPEN
 from tests.gateway.conftest import eventually, running
 from tests.gateway.features.disaggregation.legs import CHAT, TEXT, replica, split, ways
 from tests.support.fakes import Behaviour, FakeReplica, answers, dies, hangs, http, status, streams, writes
@@ -187,6 +188,37 @@ async def test_a_prefiller_that_fails_during_a_stream_ends_it() -> None:
             text = await answer.text()
         assert "failed" in text or answer.status >= 500
         await eventually(lambda: decoder.gone)
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_prefiller_that_fails_with_prompts_which_another_computes_is_to_blame(late: bool) -> None:
+    """Before the decoder's first byte, or after it."""
+
+    async def fails(request: Any, writer: Any) -> None:
+        if late:
+            await eventually(lambda: forms._ends._running)
+        await status(500)(request, writer)
+
+    async def waits(request: Any, writer: Any) -> None:
+        ready = request.json["bootstrap_port"] != 1
+        if late or ready:
+            await streams("said" if ready else "", hold=None if ready else asyncio.Event())(request, writer)
+        else:
+            await asyncio.Event().wait()
+
+    bad, good, decoders = sglang(fails), sglang(answers("x")), [sglang(waits) for _ in range(3)]
+    bad.pages = says(disaggregation_bootstrap_port=1)
+    async with split([bad, good], decoders) as run:
+        forms: Any = run.gateway.lifecycle.extensions.decoding[0].__self__  # type: ignore[attr-defined]
+        for seed in range(40):
+            if len(bad.requests) == 5:
+                break
+            body = {**CHAT, "stream": True, "messages": [{"role": "user", "content": f"{seed} {TEXT}"}]}
+            async with run.session.post(run.url + "/v1/chat/completions", json=body) as answer:
+                assert "said" in await answer.text()
+        state = run.gateway.fleet.named("p0")
+        assert state is not None
+        assert state.breaker.state(run.gateway.clock()) == OPEN
 
 
 async def test_a_prefiller_is_not_interrupted_when_the_decoder_is_ready_first() -> None:
