@@ -93,8 +93,9 @@ class Exporter:
     def _run(self) -> None:
         while True:
             self._queued.wait()
-            closing = self._closing.wait(self._batch_s)  # a batch collects in the meantime
+            self._closing.wait(self._batch_s)  # a batch collects in the meantime
             self._queued.clear()
+            closing = self._closing.is_set()  # asked last: the end sets `_queued` once
             while self._queue:
                 batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
                 if self._failing and self._closing.is_set():

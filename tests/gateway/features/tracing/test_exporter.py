@@ -160,6 +160,22 @@ async def test_after_a_failure_the_end_tries_no_further_batch() -> None:
     assert exporter.failed == 3 * BATCH
 
 
+def test_an_end_in_the_moment_when_a_batch_begins_is_noticed() -> None:
+    class EndMeanwhile(threading.Event):
+        def clear(self) -> None:
+            exporter._closing.set()
+            self.set()
+            super().clear()
+
+    exporter = Exporter(Sent(), batch_s=0.001)
+    exporter._queued = EndMeanwhile()
+    exporter.put(spans())
+    exporter.start()
+    assert exporter._thread
+    exporter._thread.join(40)
+    assert (exporter._thread.is_alive(), exporter.exported) == (False, 3)
+
+
 def test_one_that_was_never_started_can_be_closed() -> None:
     exporter = Exporter(Sent())
     asyncio.run(exporter.close())
