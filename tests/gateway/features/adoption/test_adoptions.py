@@ -32,6 +32,7 @@ from gateway.server.http.request import HttpRequest
 from gateway.upstream.client import PausableSource
 from router import Router
 from tests.gateway.conftest import Running, eventually, running
+from tests.gateway.features.deadlines.test_deadlines import expired
 from tests.gateway.features.keys.conftest import bearer, keyed, made
 from tests.gateway.features.prompt_log.kept import told_in
 from tests.gateway.features.translation.test_translation import chat_only
@@ -338,8 +339,12 @@ async def test_the_deadline_of_a_client_that_has_left_is_none_for_the_next_one(b
 async def test_the_deadline_of_the_client_that_adopts_ends_the_generation(begun: bool, request_lines: Lines) -> None:
     async with FakeReplica([tokens_of(3, asyncio.Event(), int(begun))]) as replica, patient(replica) as run:
         await asks_and_leaves(run, sent(CHAT, body_of(CHAT)), lambda: replica.requests, 20 if begun else 0)
-        status, _, body = await gets(run, sent(CHAT, body_of(CHAT), b"X-Request-Timeout: 0.05"))
-        assert (status, b"deadline_exceeded" in body) == (200 if begun else 504, True)
+        async with dial(run) as (reader, writer):
+            writer.write(sent(CHAT, body_of(CHAT), b"X-Request-Timeout: 3600", b"Connection: close"))
+            head = await reader.readuntil(b"token 0 ") if begun else b""
+            await expired(run, lambda: not adoptions(run).answers.waiting)
+            data = head + await reader.read()
+        assert (data[:12], b"deadline_exceeded" in data) == (b"HTTP/1.1 200" if begun else b"HTTP/1.1 504", True)
         await eventually(lambda: replica.gone == 1)
         await eventually(lambda: nothing_is_held(run))
         assert len(replica.requests) == 1
