@@ -52,7 +52,7 @@ class ModelEngine:
         while fast < len(hashes) and all(hashes[fast] in group for group in self.gpu):
             fast += 1
         both = fast
-        while both < len(hashes) and (hashes[both] in self.host or hashes[both] in self.gpu[0]):
+        while self.host and both < len(hashes) and (hashes[both] in self.host or hashes[both] in self.gpu[0]):
             both += 1
         return fast, both
 
