@@ -138,7 +138,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         Flag("--count", "N", 1, _positive_int, "number of replicas in this process, on PORT to PORT+N-1, or on any free ports"),
         Flag("--ranks", "N", 1, _positive_int,
              "data-parallel ranks behind each port, each with these rates, this batch and a cache of this size; a request "
-             "names its rank in X-data-parallel-rank, else they take turns"),
+             "names its rank in X-data-parallel-rank, else it goes to the one with the fewest requests"),
         Flag("--script", "FILE", None, Path,
              "answers by pieces of the last message: YAML, a list of {contains: TEXT, say: TEXT}, of which the first that is "
              "contained counts", default_text="drawn words"),

@@ -61,7 +61,8 @@ def priority_of(header: str | None) -> int:
     text = header.strip()
     if not _WHOLE.fullmatch(text) or abs(int(text)) > MAX_PRIORITY:
         wanted = f"a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}; higher goes first"
-        raise bad_request(f"The priority {header[:40]!r} is not {wanted}.", param="priority", code="invalid_priority")
+        message = f"The priority {header[:40]!r} (X-Priority) is not {wanted}."
+        raise bad_request(message, param="priority", code="invalid_priority")
     return int(text)
 
 

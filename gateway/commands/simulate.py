@@ -127,7 +127,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     of = f"policies to compare: {', '.join(NAMES)} (default: cost; of a recording: as it was)"
     parser.add_argument("--policy", metavar="A,B", help=of)
-    text = "the same load on another fleet: replicas=12,kv=2M; also policy=, prefill=, decode=, speed=. May be repeated"
+    keys = "policy=, prefill=, decode=, speed=, prefillers="
+    text = f"the same load on another fleet: replicas=12,kv=2M; also {keys}. May be repeated"
     parser.add_argument("--what-if", metavar="KEY=VALUE,...", action="append", default=[], help=text)
     of_fleet("--replicas", spec.replicas, "number of replicas")
     of_fleet("--kv-tokens", spec.kv_tokens, "KV cache of a replica, in tokens")

@@ -296,13 +296,13 @@ class Fleet:
         return match.value[1] if match else None
 
     def _unknown(self, model: str, alias: str) -> GatewayError:
-        blind = [
-            state.name for pool in self.pools if not pool.models for state in pool.replicas if not state.up and not state.models
-        ]
+        open_pools = (pool for pool in self.pools if not pool.models)
+        blind = [state for pool in open_pools for state in pool.replicas if not state.up and not state.models]
         if blind:
             not_yet = f"{named_model(model, alias)} is not known yet"
             public = f"{not_yet}: not all replicas have answered so far. Retry."
-            text = f"{not_yet}: {first_names(blind)} did not answer so far. Retry."
+            named = first_names([f"{state.name} ({state.down_reason})" for state in blind])
+            text = f"{not_yet}: no list of models came so far from {named}. They are probed continually; retry."
             return no_replica(text, public=public)
         if any(not (pool.models or pool.replicas) for pool in self.pools):  # a source may find some
             text = f"{named_model(model, alias)} is not known: a pool has no replicas at present. Retry."

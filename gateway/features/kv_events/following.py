@@ -171,7 +171,7 @@ class PublisherSet:
                 self._count(stream)
 
     def _level(self, name: str, streams: list[EventStream]) -> int:
-        if self.residency.is_doubted(name) or not any(stream.messages or stream.holdings.complete for stream in streams):
+        if self.residency.is_doubted(name) or not any(stream.tells for stream in streams):
             return 0
         return 2 if all(stream.holdings.complete for stream in streams) else 1
 
@@ -194,7 +194,7 @@ class PublisherSet:
                 "rank": source.rank,
                 "endpoint": source.endpoint,
                 "replay": source.replay or None,
-                "state": "doubted" if self.residency.is_doubted(source.replica) else stream.ordering.state,
+                "state": "doubted" if self.residency.is_doubted(source.replica) else stream.state,
                 "complete": stream.holdings.complete,
                 "number": stream.ordering.number,
                 "block_tokens": stream.holdings.block_tokens,

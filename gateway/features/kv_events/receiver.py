@@ -183,7 +183,7 @@ class EventReceiver:
         if sum(stream.holdings.blocks for stream in streams) > self._most:
             largest = max(streams, key=lambda stream: stream.holdings.blocks)
             log.warning(
-                "an engine's events name too many blocks: they are not used for a while",
+                "kv_events.memory_mb is too small for all blocks: those of the largest replica are not used for a while",
                 extra={"replica": largest.source.replica, "blocks": largest.holdings.blocks, "room": self._most},
             )
             largest.overflow(now)

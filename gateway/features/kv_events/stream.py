@@ -7,9 +7,10 @@ from typing import Final, NamedTuple
 
 from gateway.features.kv_events import wire
 from gateway.features.kv_events.holdings import Holdings
-from gateway.features.kv_events.ordering import MessageOrder
+from gateway.features.kv_events.ordering import REST, MessageOrder
 from gateway.features.kv_events.wire import CacheCleared
 
+FULL: Final = "full"
 FULL_S: Final = 600.0  # then an engine with too many blocks is followed again
 SLOW_TIERS_S: Final = 3600.0  # blocks in slower memory are believed for so long, if their publisher reports no removals
 
@@ -43,6 +44,16 @@ class EventStream:
         self.full = False
         self._full_since = 0.0
         self._ask, self._lost = ask, lost
+
+    @property
+    def state(self) -> str:
+        """That of its messages (`ordering.py`), or FULL."""
+        return FULL if self.full else self.ordering.state
+
+    @property
+    def tells(self) -> bool:
+        """True if it tells what its engine holds, or a part of that."""
+        return self.state not in (FULL, REST) and bool(self.messages or self.holdings.complete)
 
     # -- calls of the ordering
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from gateway.features.kv_events.following import PublisherSet
 from gateway.features.kv_events.metrics import KvEventMetrics
 from gateway.features.kv_events.ordering import LIVE
+from gateway.features.kv_events.stream import FULL
 from replica.api.server import ServerConfig
 from replica.api.transfer import Role, TransferConfig
 from replica.cache.kv_events import EventsConfig, KvEventPublisher
@@ -311,6 +313,11 @@ async def test_metrics_and_the_operators_view() -> None:
         assert metrics[f'warmroute_kv_events_followed{{replica="{only.name}"}}'] == 2
         assert metrics[f'warmroute_kv_events_blocks{{replica="{only.name}",tier="gpu"}}'] == row["blocks"]["gpu"]
         assert metrics[f'warmroute_kv_events_blocks_total{{replica="{only.name}"}}'] == row["blocks"]["gpu"]
+        (stream,) = run.gateway[PublisherSet].residency.replicas[only.name]
+        stream.overflow(time.monotonic())
+        (row,) = msgspec.json.decode((await run.get("/warmroute/kv_events"))[2])["publishers"]
+        followed = (await run.metrics())[f'warmroute_kv_events_followed{{replica="{only.name}"}}']
+        assert (row["state"], followed) == (FULL, 0)
         following, lets = run.gateway[PublisherSet], threading.Event()
         receiver = following._receiver
         assert receiver is not None
