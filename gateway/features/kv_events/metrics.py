@@ -12,7 +12,7 @@ class KvEventMetrics:
         self.followed = make.gauge(
             "kv_events_followed",
             "What the events of the replica tell: 2 all that its cache holds, 1 a part (the rest was stored before the gateway"
-            " followed it), 0 nothing: there were none yet, or they contradict its answers.",
+            " followed it), 0 nothing: there were none yet, or they are not used for a while.",
             "replica",
         )
         self.blocks = make.gauge("kv_events_blocks", "Blocks that the replica holds by its events, by tier.", "replica", "tier")
