@@ -1,6 +1,6 @@
 """The prefill leg: whether a prompt gets one, which prefiller computes it, and what becomes of a prefiller that fails.
 
-    way: none is up and works, several answers, or the rule of router/pricing/legs.py ──► local
+    way: none is well, several answers, or the rule of router/pricing/legs.py ──► local
     leg: the best prefiller, by the router ──► fails without an answer ──► the best of the others
 
 MAX_LEGS prefillers that got the prompt may fail; refused connections do not count. A prefiller that failed with a prompt is
@@ -102,10 +102,10 @@ class PrefillLegs:
         """The reason why the decoder computes the prompt itself; "": a prefiller does."""
         if exchange.api.answers > 1:
             return SEVERAL  # the first of several answers would free the blocks
-        candidates, prefillers = self._candidates(exchange), exchange.target.prefillers
-        if all(prefillers[name].hung for name in candidates):
+        target, now = exchange.target, self.clock()
+        if not target.prefillers or not self._fleet.is_well(replace(target, replicas=target.prefillers), now):
             return NO_PREFILLER
-        best = self._router.rank(exchange.booking.prompt, candidates, self.clock())[0].best
+        best = self._router.rank(exchange.booking.prompt, self._candidates(exchange), now)[0].best
         return local_reason(exchange.booking.chosen, best, self._local_tokens())
 
     def begin(self, exchange: Exchange) -> Leg | None:

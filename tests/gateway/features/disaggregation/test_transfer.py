@@ -173,6 +173,15 @@ async def test_without_a_live_prefiller_decoders_compute() -> None:
     assert [each.json.get("kv_transfer_params") for each in decoder.requests] == [None, None]
 
 
+async def test_a_prefiller_that_fails_again_and_again_is_spared() -> None:
+    prefiller, decoder = replica(status(500)), replica(answers("said"))
+    async with split([prefiller], [decoder]) as run:
+        for seed in range(30):
+            assert (await run.post({**CHAT, "messages": [{"role": "user", "content": f"{seed} {TEXT}"}]}))[0] == 200
+        counts = await ways(run)
+    assert counts["prefill_refused"] == len(prefiller.requests) < counts["no_prefiller"]
+
+
 async def test_another_prefiller_takes_the_place_of_a_dead_one() -> None:
     dead, good, decoder = replica(dies), replica(prefills()), replica(answers(prompt=1504))
     async with split([dead, good], [decoder]) as run:
