@@ -17,7 +17,7 @@ from typing import Final
 from gateway.errors import ReplicaFailure
 from gateway.features.disaggregation.metrics import DisaggregationMetrics
 from gateway.fleet.breaker import Trial
-from gateway.fleet.directory import Fleet
+from gateway.fleet.directory import Fleet, Target
 from gateway.fleet.state import ReplicaState
 from gateway.request.exchange import Exchange
 from gateway.request.slots import Slot
@@ -105,12 +105,12 @@ class PrefillLegs:
         target, now = exchange.target, self.clock()
         if not target.prefillers or not self._fleet.is_well(replace(target, replicas=target.prefillers), now):
             return NO_PREFILLER
-        best = self._router.rank(exchange.booking.prompt, self._candidates(exchange), now)[0].best
+        best = self._router.rank(exchange.booking.prompt, self._candidates(exchange.target), now)[0].best
         return local_reason(exchange.booking.chosen, best, self._local_tokens())
 
     def begin(self, exchange: Exchange) -> Leg | None:
         """Book the best prefiller. None: none is up."""
-        candidates, now = self._candidates(exchange), self.clock()
+        candidates, now = self._candidates(exchange.target), self.clock()
         if not candidates:
             return None
         booking = self._router.choose(exchange.booking.prompt, candidates, now)
@@ -135,14 +135,14 @@ class PrefillLegs:
         else:
             leg.trial.failure(now)
             self._fleet.suspect(leg.state)
-        leg.exchange.target = self._fleet.renewed(leg.exchange.target)
-        others = self._candidates(leg.exchange, leg.tried) if len(leg.failed) < MAX_LEGS and not failure.limit else ()
+        target = self._fleet.renewed(leg.exchange.target)  # the request keeps its own, which has its decoder
+        others = self._candidates(target, leg.tried) if len(leg.failed) < MAX_LEGS and not failure.limit else ()
         if not others:
             return False
         leg.booking.move(others, now)
         leg.booking.release(now)
         leg.exchange.prefiller = leg.booking.chosen.replica
-        leg.state = leg.exchange.target.prefillers[leg.exchange.prefiller]
+        leg.state = target.prefillers[leg.exchange.prefiller]
         leg.tried.add(leg.state.name)
         leg.trial = leg.state.breaker.begin(now)
         return True
@@ -176,9 +176,8 @@ class PrefillLegs:
             trial.failure(self.clock())
             self._fleet.suspect(state)
 
-    def _candidates(self, exchange: Exchange, tried: Collection[str] = ()) -> Collection[str]:
+    def _candidates(self, target: Target, tried: Collection[str] = ()) -> Collection[str]:
         """The prefillers that may compute a prompt now."""
-        target = exchange.target
         if not target.prefillers:
             return ()
         return self._fleet.candidates(replace(target, replicas=target.prefillers), self.clock(), tried, resting=False)

@@ -13,7 +13,7 @@ import pytest
 from gateway.fleet.breaker import CLOSED, OPEN
 from tests.gateway.conftest import eventually, running
 from tests.gateway.features.disaggregation.legs import CHAT, PARAMS, TEXT, prefills, replica, split, ways
-from tests.support.fakes import STREAM_HEAD, FakeRequest, answers, chunk, dies, hangs, http, status, streams, writes
+from tests.support.fakes import STREAM_HEAD, FakeRequest, answers, chunk, dies, dies_now, hangs, http, status, streams, writes
 
 ASKED = {"do_remote_decode": True, "do_remote_prefill": False}
 Lines = Callable[[], list[dict[str, Any]]]
@@ -221,6 +221,19 @@ async def test_the_prefiller_learns_its_rate_and_the_decoder_that_of_the_transfe
         assert (await run.post(CHAT))[0] == 200
         assert since > computed, "its time begins with its own leg"
         assert run.gateway.router.ledger.of("p0").rate.tokens > 0
+
+
+@pytest.mark.parametrize("owner", ["vllm", "sglang"])
+async def test_a_decoder_that_goes_down_while_its_prefiller_dies_is_no_error_of_the_gateway(owner: str) -> None:
+    async def dies_with_the_decoder(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        await decoder.stop()
+        await run.gateway.fleet.probe_all(run.gateway.upstream)
+        dies_now(writer)
+
+    prefiller, decoder = replica(dies_with_the_decoder, owner=owner), replica(hangs(asyncio.Event()), owner=owner)
+    async with split([prefiller], [decoder]) as run:
+        code, _, answer = await run.post(CHAT)
+        assert (code, answer["error"]["code"]) == (502, "replica_failed"), answer
 
 
 async def test_a_prompt_kills_two_prefillers_at_most() -> None:
