@@ -160,15 +160,24 @@ async def test_after_a_failure_the_end_tries_no_further_batch() -> None:
     assert exporter.failed == 3 * BATCH
 
 
-def test_an_end_in_the_moment_when_a_batch_begins_is_noticed() -> None:
-    class EndMeanwhile(threading.Event):
-        def clear(self) -> None:
-            exporter._closing.set()
-            self.set()
-            super().clear()
+class EndingExporter(Exporter):
+    """Its end comes in the moment when its thread has seen none yet, and begins a batch."""
 
-    exporter = Exporter(Sent(), batch_s=0.001)
-    exporter._queued = EndMeanwhile()
+    def __init__(self, sent: Sent) -> None:
+        super().__init__(sent, batch_s=0.001)
+        closing = self._closing
+
+        class Queued(threading.Event):
+            def clear(self) -> None:
+                closing.set()
+                self.set()
+                super().clear()
+
+        self._queued = Queued()
+
+
+def test_an_end_in_the_moment_when_a_batch_begins_is_noticed() -> None:
+    exporter = EndingExporter(Sent())
     exporter.put(spans())
     exporter.start()
     assert exporter._thread
