@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import orjson
 
+from gateway.config.kinds import MAX_RANKS
 from gateway.errors import GatewayError, ReplicaFailure
 from gateway.features.kv_events.stream import Source
 from gateway.fleet.state import ReplicaState
@@ -20,7 +21,6 @@ from gateway.upstream.client import ReplicaCall, UpstreamClient
 from gateway.upstream.headers import parse_address
 
 TIMEOUT_S: Final = 5.0
-MAX_RANKS: Final = 256
 _MOST_BYTES: Final = 1 << 20
 _MAX_TOPIC: Final = 512
 _BOUND: Final = re.compile(r"tcp://(?:\*|0\.0\.0\.0|\[?::\]?):(\d{1,5})")
@@ -36,10 +36,12 @@ async def sources_of(upstream: UpstreamClient, state: ReplicaState) -> list[Sour
 
 
 async def _named(upstream: UpstreamClient, state: ReplicaState) -> list[tuple[int, Mapping[str, Any], int]]:
-    """(rank, the arguments of its publisher, the distance of its ports from the ones there) of each rank."""
+    """(rank, the arguments of its publisher, the distance of its ports from the ones there) of each rank; empty if there are
+    too many.
+    """
     named: Any = await _ask(upstream, state.url, "/kv_event_sources")
     if isinstance(named, dict):
-        ranks = list(named.items())[:MAX_RANKS]
+        ranks = named.items() if len(named) <= MAX_RANKS else ()
         return [(int(rank), each, 0) for rank, each in ranks if rank.isdecimal() and isinstance(each, dict)]
     if state.engine.name != "sglang":
         return []
@@ -52,8 +54,8 @@ async def _named(upstream: UpstreamClient, state: ReplicaState) -> list[tuple[in
             return []
     if not isinstance(config, dict):
         return []
-    size = about.get("dp_size")
-    return [(rank, config, rank) for rank in range(size if type(size) is int and 0 < size <= MAX_RANKS else 1)]
+    size = about.get("dp_size", 1)
+    return [(rank, config, rank) for rank in range(size)] if type(size) is int and size <= MAX_RANKS else []
 
 
 def _source(state: ReplicaState, host: str, rank: int, about: Mapping[str, Any], shift: int) -> Source | None:

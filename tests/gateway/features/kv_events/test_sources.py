@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gateway.config.kinds import MAX_RANKS
 from gateway.features.kv_events.following import AGAIN_S, PublisherSet
 from tests.gateway.conftest import Running, eventually, running
 from tests.support.fakes import FakeReplica, FakeRequest, http, models
@@ -57,6 +58,7 @@ async def followed(run: Running) -> list[tuple[int, str, str, str]]:
         ("vllm", {"/kv_event_sources": {"0": {**ON, "endpoint": "tcp://*:99999"}}}, []),
         ("vllm", {"/kv_event_sources": {"x": ON, "1": 5}}, []),
         ("vllm", {"/kv_event_sources": [ON]}, []),
+        ("vllm", {"/kv_event_sources": {str(rank): ON for rank in range(MAX_RANKS + 1)}}, []),
         ("vllm", {}, []),
         ("vllm", {"/server_info": {"kv_events_config": json.dumps(ON)}}, []),
         (
@@ -70,6 +72,7 @@ async def followed(run: Running) -> list[tuple[int, str, str, str]]:
             [(0, "tcp://127.0.0.1:21577", "tcp://127.0.0.1:21578", "t")],
         ),
         ("sglang", {"/server_info": {"kv_events_config": "{"}}, []),
+        ("sglang", {"/server_info": {"kv_events_config": ON, "dp_size": MAX_RANKS + 1}}, []),
     ],
 )
 async def test_publishers_that_a_replica_names(
