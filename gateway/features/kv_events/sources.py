@@ -23,6 +23,7 @@ from gateway.upstream.headers import parse_address
 TIMEOUT_S: Final = 5.0
 _MOST_BYTES: Final = 1 << 20
 _MAX_TOPIC: Final = 512
+_NUMBER: Final = re.compile(r"\d{1,5}")
 _BOUND: Final = re.compile(r"tcp://(?:\*|0\.0\.0\.0|\[?::\]?):(\d{1,5})")
 _HEADERS: Final = b"Accept: application/json\r\nAccept-Encoding: identity\r\n"
 
@@ -42,7 +43,7 @@ async def _named(upstream: UpstreamClient, state: ReplicaState) -> list[tuple[in
     named: Any = await _ask(upstream, state.url, "/kv_event_sources")
     if isinstance(named, dict):
         ranks = named.items() if len(named) <= MAX_RANKS else ()
-        return [(int(rank), each, 0) for rank, each in ranks if rank.isdecimal() and isinstance(each, dict)]
+        return [(int(rank), each, 0) for rank, each in ranks if _NUMBER.fullmatch(rank) and isinstance(each, dict)]
     if state.engine.name != "sglang":
         return []
     about: Any = await _ask(upstream, state.url, "/server_info") or await _ask(upstream, state.url, "/get_server_info")

@@ -56,7 +56,7 @@ async def followed(run: Running) -> list[tuple[int, str, str, str]]:
         ("vllm", {"/kv_event_sources": {"0": {**ON, "endpoint": "tcp://10.0.0.1:5557"}}}, []),
         ("vllm", {"/kv_event_sources": {"0": {**ON, "endpoint": "ipc:///tmp/x"}}}, []),
         ("vllm", {"/kv_event_sources": {"0": {**ON, "endpoint": "tcp://*:99999"}}}, []),
-        ("vllm", {"/kv_event_sources": {"x": ON, "1": 5}}, []),
+        ("vllm", {"/kv_event_sources": {"x": ON, "1": 5, "1" * 5000: ON}}, []),
         ("vllm", {"/kv_event_sources": [ON]}, []),
         ("vllm", {"/kv_event_sources": {str(rank): ON for rank in range(MAX_RANKS + 1)}}, []),
         ("vllm", {}, []),
