@@ -274,6 +274,7 @@ async def test_the_metrics_show_how_much_of_a_pool_is_in_use() -> None:
             state = run.gateway.fleet.named(two.name)
             assert state
             run.gateway.fleet.drain(state, on=True)
+            prefills_slowly(run, one)
             request = asyncio.create_task(run.post())
             await eventually(lambda: one.requests)
             page = await run.metrics()
@@ -292,6 +293,13 @@ async def test_the_metrics_show_how_much_of_a_pool_is_in_use() -> None:
             go_on.set()
             assert (await request)[0] == 200
             assert of_pool(await run.metrics(), "prefill_backlog_seconds") == [0, 0]
+
+
+def prefills_slowly(run: Running, replica: FakeReplica) -> None:
+    """The prefill of a prompt lasts longer than any test."""
+    pool = run.gateway.router.ledger.rates.of(replica.name).pool
+    pool.value, pool.known = 1.0, True  # tokens per second
+    pool.members[replica.name].settle()
 
 
 OF_POOLS = ("inflight", "slots_taken", "inflight_limit", "replicas", "replicas_live")
