@@ -238,6 +238,7 @@ async def test_what_is_reported_after_a_refusal_is_not_taken_up() -> None:
         replica.pages["/metrics"] = late
         probing = asyncio.create_task(look(run))
         await asked.wait()
+        replica.listing = status(503)  # to the probe that follows
         run.gateway.fleet.failed(state, ReplicaFailure("refused", "nobody listens"))
         answer.set()
         await probing
@@ -323,7 +324,8 @@ async def test_a_restart_that_was_seen_as_a_refusal_counts_once() -> None:
     async with made as replica, running(replica) as run:
         await run.post()
         await replica.stop()
-        assert (await run.post())[0] == 502
+        (state,) = run.gateway.fleet.replicas
+        await eventually(lambda: not state.up)  # by the end of its idle connections
         await look(run, 3)
         assert held(run, replica) == 0
         replica.pages["/metrics"] = vllm(started=STARTED + 60)
