@@ -45,8 +45,8 @@ def events_of(body: bytes) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-async def stream(run: Running, body: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    async with run.session.post(run.url + RUNS, json={**body, "stream": True}) as answer:
+async def stream(run: Running, body: dict[str, Any], **options: Any) -> list[tuple[str, dict[str, Any]]]:
+    async with run.session.post(run.url + RUNS, json={**body, "stream": True}, **options) as answer:
         raw = await answer.read()
         assert answer.status == 200, raw
         assert answer.content_type == "text/event-stream"
@@ -486,8 +486,11 @@ async def test_many_runs_with_kills_failures_and_clients_that_leave_leave_nothin
     body = {"workflow": document(RACE), "inputs": {"messages": [USER]}}
 
     async def one(run: Running, leaves: bool) -> None:
-        asked = asyncio.create_task(run.post({**body, "stream": False}, RUNS) if chance.random() < 0.5 else stream(run, body))
+        id_ = f"client-{chance.random()}"
+        named: dict[str, Any] = {"headers": {"X-Request-Id": id_}}
+        asked = asyncio.create_task(run.post(body, RUNS, **named) if chance.random() < 0.5 else stream(run, body, **named))
         if leaves:
+            await eventually(lambda: asked.done() or id_ in [each.record.id for each in run.gateway.running.exchanges])
             await asyncio.sleep(chance.random() * 0.01)
             asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
