@@ -499,7 +499,7 @@ async def test_the_places_of_a_pool_are_shared() -> None:
     pool = {"max_inflight": 1, "max_queue": 4}
     async with FakeReplica([hangs(go_on), answers()]) as one, star(one, pool=pool) as (_, (first, second)):
         running = asyncio.create_task(first.run.post())
-        await eventually(lambda: inflight(second, one) == 1)
+        await eventually(lambda: inflight(second, one) == 1 and one.requests)
         waiting = asyncio.create_task(second.run.post())
         await eventually(lambda: second.gateway.fleet.pools[0].admission.waiting == 1)
         assert len(one.requests) == 1, "the one place is taken elsewhere"
