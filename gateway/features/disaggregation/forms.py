@@ -4,8 +4,9 @@ A vLLM decoder computes a prompt itself if anything fails before its first token
 transfer that fails (500, or an error as the first event). It gets the call once more then, without the parameters.
 
 A SGLang decoder waits for the prefiller that its call names. If that one fails first, the decoder's call is ended and both legs
-are sent again, to another prefiller; without one, the request goes on to the next replica of the pool. A prefiller is not
-interrupted when the decoder's answer ends first. It is when that is an error, or the client leaves before it.
+are sent again, to another prefiller; without one, the request goes on to the next replica of the pool. A decoder may hear of
+that failure before the gateway does, so its 500 waits for VERDICT_S. A prefiller is not interrupted when the decoder's answer
+ends first. It is when that is an error, or the client leaves before it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ log = logging.getLogger("warmroute.gateway")
 MAX_ANSWER: Final = 1 << 20  # bytes of a prefiller's answer: the blocks of a million tokens are 400 kB
 LARGE_ANSWER: Final = 64 << 10  # bytes: a larger one is read in a thread, because it may take 0.2 s
 PREFILL_FAILED: Final = "status"  # reason of an attempt whose prefiller failed
-VERDICT_S: Final = 1.0  # a decoder may hear of its prefiller's end before the gateway does: its error waits for so long
+VERDICT_S: Final = 1.0  # for the end of a prefill leg whose decoder has failed
 _FAILED: Final = Outcome(False)
 _OVERLOADED: Final = 429
 _BROKEN: Final = 500  # if a transfer fails, at SGLang; where there is no room it is 503
