@@ -175,9 +175,9 @@ class ReplicaLoad:
     def orders(self, now: float) -> bool:
         """True if a stream with others before it waits in line, and the shortest goes first."""
         first = self.first
-        return (first is None or not first.silent) and self._binds_late(now)
+        return (first is None or not first.silent) and self.binds_late(now)
 
-    def _binds_late(self, now: float) -> bool:
+    def binds_late(self, now: float) -> bool:
         """True if the replica is proven to compute one prompt at a time, and has no load of others."""
         if not self.serial.proven or self.remote_inflight:
             return False
@@ -212,7 +212,7 @@ class ReplicaLoad:
         """Call the next requests of the line, once all sent streams have their first token; all of it, if it is safe no longer.
         O(leases before theirs); O(line) for each that is called.
         """
-        if not self._binds_late(now):
+        if not self.binds_late(now):
             self.end_line()
         if self.ended:
             return

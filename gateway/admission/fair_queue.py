@@ -1,7 +1,7 @@
 """Fair queue of requests waiting for a slot of a pool, and an estimate of their waiting time. Pure.
 
-Order: by priority, highest first; round robin over tenants within a priority; FIFO within a tenant. A tenant with a thousand
-requests delays only its own.
+Order: by priority, highest first; round robin over tenants within a priority; within a tenant the least `turn` goes first. A
+tenant with a thousand requests delays only its own.
 """
 
 from __future__ import annotations
@@ -18,30 +18,35 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Waiter(Generic[T]):
-    """One queued request. result: receives the outcome. sequences: that an engine runs for it. The queue uses neither."""
+    """One queued request. result: receives the outcome. sequences: that an engine runs for it. The queue uses neither. turn: of
+    its tenant's waiters the least goes first, of equal ones the oldest.
+    """
 
     tenant: str
     priority: int
     result: T
     sequences: int = 1
+    turn: float = 0.0
 
 
 class FairQueue(Generic[T]):
-    """Fair queue (see the module). size: number of waiters. Operations are O(1), except `last`: O(tenants in the queue)."""
+    """Fair queue (see the module). size: number of waiters. Operations are O(log waiters of the tenant) if their turns differ,
+    except `last`: O(tenants in the queue).
+    """
 
     def __init__(self) -> None:
-        # priority -> tenant (next to be served first) -> its waiters, oldest first; no level or tenant is empty
-        self._levels: dict[int, OrderedDict[str, OrderedDict[Waiter[T], None]]] = {}
+        # priority -> tenant (next to be served first) -> its waiters by turn; no level or tenant is empty
+        self._levels: dict[int, OrderedDict[str, list[Waiter[T]]]] = {}
         self._priorities: list[int] = []  # of the levels, ascending
         self.size = 0
 
     def add(self, waiter: Waiter[T]) -> None:
-        """Append to its tenant's waiters; a tenant without waiters at this priority is served after all others."""
+        """Add to its tenant's waiters; a tenant without waiters at this priority is served after all others."""
         level = self._levels.get(waiter.priority)
         if level is None:
             level = self._levels[waiter.priority] = OrderedDict()
             bisect.insort(self._priorities, waiter.priority)
-        level.setdefault(waiter.tenant, OrderedDict())[waiter] = None
+        bisect.insort(level.setdefault(waiter.tenant, []), waiter, key=_turn)
         self.size += 1
 
     def first(self) -> Waiter[T] | None:
@@ -49,7 +54,7 @@ class FairQueue(Generic[T]):
         if not self._priorities:
             return None
         level = self._levels[self._priorities[-1]]
-        return next(iter(level[next(iter(level))]))
+        return level[next(iter(level))][0]
 
     def served(self, waiter: Waiter[T]) -> None:
         """Remove a waiter that gets a slot; its tenant moves behind all other tenants."""
@@ -61,11 +66,14 @@ class FairQueue(Generic[T]):
     def remove(self, waiter: Waiter[T]) -> bool:
         """Remove a waiter that leaves; its tenant keeps its turn. False if it is not in the queue."""
         level = self._levels.get(waiter.priority, OrderedDict())
-        waiters = level.get(waiter.tenant)
-        if waiters is None or waiter not in waiters:
+        waiters = level.get(waiter.tenant, [])
+        at = bisect.bisect_left(waiters, waiter.turn, key=_turn)
+        while at < len(waiters) and waiters[at] is not waiter and waiters[at].turn == waiter.turn:
+            at += 1
+        if at == len(waiters) or waiters[at] is not waiter:
             return False
         self.size -= 1
-        del waiters[waiter]
+        del waiters[at]
         if not waiters:
             del level[waiter.tenant]
         if not level:
@@ -75,13 +83,13 @@ class FairQueue(Generic[T]):
 
     def last(self) -> Waiter[T] | None:
         """The waiter to be removed when the queue shrinks: of the lowest priority the tenant with the most waiters (if there
-        are several, the one served last), of this tenant the newest.
+        are several, the one served last), of this tenant the last one.
         """
         if not self._priorities:
             return None
         level = self._levels[self._priorities[0]]
         most = max(map(len, level.values()))
-        return next(next(reversed(waiters)) for waiters in reversed(level.values()) if len(waiters) == most)
+        return next(waiters[-1] for waiters in reversed(level.values()) if len(waiters) == most)
 
     def place(self, waiter: Waiter[T], most: int) -> int:
         """The waiter's present place in the order of service, from 1 on. 0: it does not wait here, or at least `most` waiters
@@ -98,7 +106,7 @@ class FairQueue(Generic[T]):
                     return 0
         return 0
 
-    def _place_in(self, level: OrderedDict[str, OrderedDict[Waiter[T], None]], waiter: Waiter[T], ahead: int, most: int) -> int:
+    def _place_in(self, level: OrderedDict[str, list[Waiter[T]]], waiter: Waiter[T], ahead: int, most: int) -> int:
         """`place` within its priority, whose tenants take turns. ahead: waiters of higher priorities."""
         own = 0  # waiters of its tenant before it
         for other in level.get(waiter.tenant, ()):
@@ -133,6 +141,7 @@ class FairQueue(Generic[T]):
             for tenant, waiters in level.items():
                 assert waiters
                 assert all(waiter.tenant == tenant and waiter.priority == priority for waiter in waiters)
+                assert waiters == sorted(waiters, key=_turn)
                 size += len(waiters)
         assert size == self.size
 
@@ -142,6 +151,10 @@ class FairQueue(Generic[T]):
             for priority in reversed(self._priorities)
         )
         return f"<FairQueue {'; '.join(levels) or 'empty'}>"
+
+
+def _turn(waiter: Waiter[T]) -> float:
+    return waiter.turn
 
 
 class ReleaseRate:

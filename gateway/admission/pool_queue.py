@@ -24,6 +24,10 @@ requests wait here, too, in the same order, but nobody is refused: a request is 
 full, and waits on in its engine's queue. A request takes as many places as it has sequences, and goes as soon as one is free:
 the rest of it waits in the engine.
 
+Within a tenant the oldest request goes first, less its work: where engines compute one prompt at a time, the shortest goes
+first, with the ageing of the lines behind this queue (`router/late.py`). Requests that are older by more than half of `queue_s`
+are not overtaken, and without a free slot work does not count: a request is refused then when its time is over.
+
 Processes that share a pool have a queue each, and learn with a delay how many slots the others use (`set_remote_inflight`). The
 bound may be exceeded by the requests admitted concurrently during that delay.
 """
@@ -38,6 +42,7 @@ from collections.abc import Callable
 
 from gateway.admission.fair_queue import FairQueue, ReleaseRate, Waiter
 from gateway.errors import GatewayError, bad_request
+from router.load import AGEING
 from router.native import mypyc_attr
 
 MAX_PRIORITY = 100
@@ -237,10 +242,17 @@ class Admission:
         return self._queue.size > 0 and not self._full
 
     async def wait(
-        self, tenant: str, priority: int, place: Place | None = None, *, sequences: int = 1, pulsed: bool = False
+        self,
+        tenant: str,
+        priority: int,
+        place: Place | None = None,
+        *,
+        sequences: int = 1,
+        pulsed: bool = False,
+        work_s: float = 0.0,
     ) -> Permit:
         """A permit, at once or from the queue. place: shows the request's place meanwhile. sequences: of the request. pulsed:
-        its client gets signs of life. Raises GatewayError 429.
+        its client gets signs of life. work_s: by which it goes later than others. Raises GatewayError 429.
         """
         permit = self.try_admit(sequences)
         if permit is not None:
@@ -250,7 +262,8 @@ class Admission:
                 raise self._rejection(QUEUE_FULL)
             return self._admit(sequences)
         loop = asyncio.get_running_loop()
-        waiter: _Waiter = Waiter(tenant, priority, loop.create_future(), sequences)
+        work_s = 0.0 if self._full else min(work_s, AGEING * self.queue_s / 2)
+        waiter: _Waiter = Waiter(tenant, priority, loop.create_future(), sequences, work_s + AGEING * self._clock())
         if not self._queue.size and not self._full:
             self._rate.saturated(self._clock())
             if self._gate is not None:

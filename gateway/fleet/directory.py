@@ -53,7 +53,7 @@ from gateway.fleet.state import PRIORITY_FIELD, USAGE_WISH, ReplicaState
 from gateway.telemetry.counters import FirstValues, Instruments
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.client import UpstreamClient
-from router import Router
+from router import Prompt, Router
 
 log = logging.getLogger("warmroute.replicas")
 
@@ -96,13 +96,14 @@ class Target:
         return next(filter(None, (adapter_of(state.models, f"{self.model}:{api.adapter}") for state in able)), "")
 
     async def wait(
-        self, tenant: str, priority: str | None, most: int | None, place: Place, *, sequences: int, pulsed: bool
+        self, tenant: str, priority: str | None, most: int | None, place: Place, *, sequences: int, pulsed: bool, work_s: float
     ) -> Permit:
         """Waits for a slot at the replicas. priority, most: as in `granted_priority`. place: shows the place in the queue
-        meanwhile. sequences: of the request. pulsed: the client gets signs of life. Raises GatewayError 400 or 429.
+        meanwhile. sequences: of the request. pulsed: the client gets signs of life. work_s: see `Fleet.work_s`. Raises
+        GatewayError 400 or 429.
         """
         granted = granted_priority(priority, most)
-        return await self.admission.wait(tenant, granted, place, sequences=sequences, pulsed=pulsed)
+        return await self.admission.wait(tenant, granted, place, sequences=sequences, pulsed=pulsed, work_s=work_s)
 
     def require(self) -> None:
         """Raises GatewayError 503 without a replica to try."""
@@ -265,6 +266,16 @@ class Fleet:
         restricted.
         """
         return any_well(target.replicas, self._suspects, now)
+
+    def work_s(self, target: Target, prompt: Prompt, now: float) -> float:
+        """Seconds of prefill of a prompt at the best replica, as estimated; 0.0 where the shortest does not go
+        first: only replicas that compute one prompt at a time do so (`router/late.py`). O(decision).
+        """
+        router, loads = self._router, self._router.ledger.loads
+        if not router.ledger.has_lines or not all(name in loads and loads[name].binds_late(now) for name in target.replicas):
+            return 0.0
+        best = router.rank(prompt, target.replicas, now)[0].best
+        return best.uncached_tokens / loads[best.replica].rate.value
 
     def _pool_of(self, model: str, alias: str) -> tuple[str, Pool]:
         if not model:

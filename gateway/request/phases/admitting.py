@@ -62,8 +62,9 @@ class AdmitPhase:
         exchange.permit = target.admission.try_admit(sequences_of(api))
         if exchange.permit is not None:
             return
-        prompt_of(self._live, api, exchange.caller, target.label)  # a waiting request holds only its block keys
-        exchange.permit = await self._queue(exchange, grant.priority if grant else None)
+        prompt = prompt_of(self._live, api, exchange.caller, target.label)  # a waiting request holds only its block keys
+        work_s = self._fleet.work_s(target, prompt, self._clock())
+        exchange.permit = await self._queue(exchange, grant.priority if grant else None, work_s)
         # During the wait replicas may have come and gone, and the model with them.
         exchange.target = self._fleet.renewed(target) if target.named else self._fleet.target(api.model, api.alias)
         exchange.target.require()
@@ -104,14 +105,16 @@ class AdmitPhase:
         exchange.record.subject.model = exchange.api.model
         return found
 
-    async def _queue(self, exchange: Exchange, most: int | None) -> Permit:
-        """Wait for a slot. most: the highest allowed priority. Raises GatewayError 400 or 429."""
+    async def _queue(self, exchange: Exchange, most: int | None, work_s: float) -> Permit:
+        """Wait for a slot. most: the highest allowed priority. work_s: see `Fleet.work_s`. Raises GatewayError 400 or 429."""
         begun, record = self._clock(), exchange.record
         try:
             exchange.place = place = Place()
             header = exchange.request.headers.get(PRIORITY_HEADER)
             sequences, pulsed = sequences_of(exchange.api), is_pulsed(exchange, self._live.keepalive_s)
-            return await exchange.target.wait(record.sender.tenant, header, most, place, sequences=sequences, pulsed=pulsed)
+            return await exchange.target.wait(
+                record.sender.tenant, header, most, place, sequences=sequences, pulsed=pulsed, work_s=work_s
+            )
         finally:
             exchange.place = None
             waited_s = self._clock() - begun

@@ -51,7 +51,8 @@ class QueueMachine(CountedMachine):
         self.step = 0
 
     def of(self, tenant: str, priority: int) -> list[Waiter[None]]:
-        return [waiter for waiter in self.all if (waiter.tenant, waiter.priority) == (tenant, priority)]
+        found = [waiter for waiter in self.all if (waiter.tenant, waiter.priority) == (tenant, priority)]
+        return sorted(found, key=lambda waiter: waiter.turn)
 
     def expected_last(self) -> Waiter[None] | None:
         if not self.all:
@@ -61,12 +62,12 @@ class QueueMachine(CountedMachine):
         loser = max(tenants, key=lambda tenant: (len(self.of(tenant, lowest)), self.since[lowest, tenant]))
         return self.of(loser, lowest)[-1]
 
-    @rule(tenant=TENANTS, priority=PRIORITIES)
-    def enter(self, tenant: str, priority: int) -> None:
+    @rule(tenant=TENANTS, priority=PRIORITIES, turn=st.sampled_from([0.0, 0.5, 1.0]))
+    def enter(self, tenant: str, priority: int, turn: float) -> None:
         self.step += 1
         if len(self.all) >= ROOM:
             return
-        waiter = Waiter(tenant, priority, None)
+        waiter = Waiter(tenant, priority, None, turn=turn)
         if not self.of(tenant, priority):
             self.since[priority, tenant] = self.step
         self.queue.add(waiter)
@@ -98,8 +99,11 @@ class QueueMachine(CountedMachine):
         self.queue.check()
         assert len(self.queue) == len(self.all)
         assert self.queue.last() is self.expected_last()
-        turn = min(self.all, key=lambda waiter: (-waiter.priority, self.since[waiter.priority, waiter.tenant]), default=None)
-        assert self.queue.first() is turn
+
+        def place(waiter: Waiter[None]) -> tuple[int, int, float]:
+            return -waiter.priority, self.since[waiter.priority, waiter.tenant], waiter.turn
+
+        assert self.queue.first() is min(self.all, key=place, default=None)
 
 
 def test_a_queue_behaves_as_a_plain_list() -> None:
@@ -160,6 +164,37 @@ def test_places_are_the_order_of_service(steps: list[tuple[str, str, int]], most
         assert told[id(first)] == (place if place <= most else 0)
         queue.served(first)
     assert queue.place(Waiter("a", 0, None), most) == 0
+
+
+SHORT_5, SHORT_12, SHORT_16 = ((at, f"short at {at:.0f}", 0.1) for at in (5.0, 12.0, 16.0))
+COMING = [(0.0, "100 s", 100.0), (0.1, "0.9 s", 0.9), SHORT_5, SHORT_12, SHORT_16]
+
+
+@pytest.mark.parametrize(
+    ("slots", "order"), [(1000, [SHORT_5, COMING[1], SHORT_12, COMING[0], SHORT_16]), (1, COMING)], ids=["places", "slots"]
+)
+async def test_the_shortest_goes_first_while_only_places_are_missing(slots: int, order: list[tuple[float, str, float]]) -> None:
+    """Ten seconds of waiting count as much as one of work, and none comes before an older one for more than 15 s."""
+    now, gate, served = 0.0, Gate(1), list[str]()
+    pool = Admission(max_inflight=slots, max_queue=9, queue_s=30, clock=lambda: now)
+    pool.set_gate(gate)
+    held = await pool.wait("a", 0)
+    gate.booked = 1
+
+    async def wait(name: str, work_s: float) -> None:
+        permit = await pool.wait("a", 0, work_s=work_s)
+        served.append(name)
+        permit.release()
+
+    waiting = list[asyncio.Task[None]]()
+    for at, name, work_s in COMING:
+        now = at
+        waiting.append(asyncio.create_task(wait(name, work_s)))
+        await eventually(lambda: pool.waiting == len(waiting))
+    gate.booked = 0
+    held.release()
+    await asyncio.gather(*waiting)
+    assert served == [name for _, name, _ in order]
 
 
 async def test_the_place_of_a_request_is_known_while_it_waits() -> None:

@@ -198,6 +198,25 @@ async def test_nothing_is_refused_for_want_of_a_place() -> None:
         await finish_all(engine, *tasks)
 
 
+async def test_of_requests_without_a_place_the_shortest_goes_first() -> None:
+    """Where the engine computes one prompt at a time."""
+    engine = BatchEngine()
+    async with before(engine) as run:
+        admission, ledger = run.gateway.fleet.pools[0].admission, run.gateway.router.ledger
+        texts = [f"{number} " + "word " * 30_000 for number in range(30)]
+        tasks = [asyncio.create_task(send(run, text, 0)) for text in texts[: BATCH + 1]]
+        await eventually(lambda: len(engine.running) == BATCH and len(engine.waiting) == 1)
+        [load] = ledger.loads.values()
+        while not load.serial.proven:
+            load.serial.learn(10_000, 10_000 / load.rate.value, load.rate.value)
+        tasks += [asyncio.create_task(send(run, text, 0)) for text in texts[BATCH + 1 :]]
+        await eventually(lambda: admission.inflight + admission.waiting == len(tasks))
+        tasks.append(asyncio.create_task(send(run, "short", 0)))
+        await eventually(lambda: admission.inflight + admission.waiting == len(tasks))
+        await finish_all(engine, *tasks)
+    assert engine.arrived.index("short") < FIRST + 8
+
+
 async def test_requests_in_line_take_places() -> None:
     """Else one tenant would fill the line, where tenants take no turns (`router/late.py`)."""
     engine = BatchEngine()
