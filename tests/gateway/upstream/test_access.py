@@ -152,7 +152,7 @@ async def test_a_refused_key_takes_the_replica_down_and_is_no_fault_of_clients(m
             False,
             "it refuses the key that the gateway has for it (GET /v1/models answers 401)",
         )
-        code, _, body = await run.post(headers={"Authorization": "Bearer client"})
+        code, _, body = await run.post(headers={"Authorization": "Bearer client", "X-Forwarded-For": "192.0.2.1"})
         assert code == 503
         assert "key" not in json.dumps(body), "why a replica is down is for operators"
 
