@@ -168,7 +168,8 @@ class PublisherSet:
             for tier, label in enumerate(TIERS):
                 self._metrics.blocks.set((name, label), sum(stream.holdings.blocks_in(tier) for stream in streams))
             for stream in streams:
-                self._count(stream)
+                if stream.source in self._followed:  # else its thread still follows it: it was counted
+                    self._count(stream)
 
     def _level(self, name: str, streams: list[EventStream]) -> int:
         if self.residency.is_doubted(name) or not any(stream.tells for stream in streams):

@@ -332,4 +332,7 @@ async def test_metrics_and_the_operators_view() -> None:
         lets.set()
         await eventually(lambda: not receiver.streams)
         following.sweep(0.0)
-        assert not any(name.startswith("warmroute_kv_events_followed") for name in await run.metrics())
+        after = await run.metrics()
+        assert not any(name.startswith("warmroute_kv_events_followed") for name in after)
+        counter = f'warmroute_kv_events_blocks_total{{replica="{only.name}"}}'
+        assert after[counter] == metrics[counter], "its blocks are counted once"
