@@ -3,9 +3,9 @@
     way: none is well, several answers, or the rule of router/pricing/legs.py ──► local
     leg: the best prefiller, by the router ──► fails without an answer ──► the best of the others
 
-MAX_LEGS prefillers that got the prompt may fail; refused connections do not count. A prefiller that failed with a prompt is
-blamed only once the same prompt was answered: by the decoder, or by the replica of a later attempt. One without a connection is
-blamed at once.
+MAX_LEGS prefillers that got the prompt may fail or hang; refused connections and 429 do not count. A prefiller that failed with
+a prompt is blamed only once the same prompt was answered: by the decoder, or by the replica of a later attempt. One without a
+connection is blamed at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Final
 
-from gateway.errors import ReplicaFailure
+from gateway.errors import HUNG, ReplicaFailure
 from gateway.features.disaggregation.metrics import DisaggregationMetrics
 from gateway.fleet.breaker import Trial
 from gateway.fleet.directory import Fleet, Target
@@ -34,10 +34,10 @@ FAILED, REFUSED, NO_PARAMS, NOT_TRANSFERRED = "prefill_failed", "prefill_refused
 
 class Leg:
     """The prefill leg of one request, until it ends. state: the present prefiller. failed: prefillers that have failed with the
-    prompt, until the decoder has shown whether they are to blame. tried: all that were asked.
+    prompt, until the decoder has shown whether they are to blame. hung: number of those that hang. tried: all that were asked.
     """
 
-    __slots__ = ("_owner", "booking", "exchange", "failed", "since", "state", "trial", "tried")
+    __slots__ = ("_owner", "booking", "exchange", "failed", "hung", "since", "state", "trial", "tried")
 
     def __init__(self, owner: PrefillLegs, exchange: Exchange, booking: Booking, state: ReplicaState, since: float) -> None:
         self._owner = owner
@@ -47,6 +47,7 @@ class Leg:
         self.since = since
         self.trial = state.breaker.begin(since)
         self.failed: list[tuple[Trial, ReplicaState]] = []
+        self.hung = 0
         self.tried = {state.name}
 
     def answers(self, status: int) -> None:
@@ -130,13 +131,15 @@ class PrefillLegs:
         self._fleet.failed(leg.state, failure)
         if failure.blameless:
             leg.trial.abandoned()
+            leg.hung += failure.reason == HUNG
         elif failure.reached:
             leg.suspect()
         else:
             leg.trial.failure(now)
             self._fleet.suspect(leg.state)
         target = self._fleet.renewed(leg.exchange.target)  # the request keeps its own, which has its decoder
-        others = self._candidates(target, leg.tried) if len(leg.failed) < MAX_LEGS and not failure.limit else ()
+        again = len(leg.failed) + leg.hung < MAX_LEGS and not failure.limit
+        others = self._candidates(target, leg.tried) if again else ()
         if not others:
             return False
         leg.booking.move(others, now)

@@ -34,3 +34,22 @@ async def test_its_legs_end_and_new_prompts_have_none(ranks: int) -> None:
         asked = prefiller.checks
         assert texts_of(await stage.stream(long("e"))) == ["a", "b", "c"]
         assert prefiller.checks == asked
+
+
+async def test_a_prompt_hangs_two_prefillers_at_most() -> None:
+    prefillers, decoder = [HangingEngine() for _ in range(3)], HangingEngine()
+
+    def pools(urls: list[str]) -> list[dict[str, Any]]:
+        return [{"prefill": urls[:3], "decode": urls[3:]}]
+
+    async with staged(*prefillers, decoder, warm=False, pools=pools) as stage:
+        for each in prefillers:
+            each.works.clear()
+        waiting = asyncio.ensure_future(stage.stream(long("a")))
+        await eventually(lambda: sum(len(each.requests) for each in prefillers) == 1)
+        for _ in range(600):
+            if not waiting.done():
+                await stage.pass_s(1)
+        assert texts_of(await waiting) == ["a", "b", "c"]
+        legs = [sum(b"a hello" in request.body for request in each.requests) for each in prefillers]
+        assert sorted(legs) == [0, 1, 1]
