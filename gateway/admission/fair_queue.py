@@ -30,8 +30,8 @@ class Waiter(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Fair queue (see the module). size: number of waiters. Operations are O(log waiters of the tenant) if their turns differ,
-    except `last`: O(tenants in the queue).
+    """Fair queue (see the module). size: number of waiters. Operations take O(log waiters of the tenant) comparisons if their
+    turns differ, except `last`: O(tenants in the queue).
     """
 
     def __init__(self) -> None:

@@ -25,8 +25,9 @@ full, and waits on in its engine's queue. A request takes as many places as it h
 the rest of it waits in the engine.
 
 Within a tenant the oldest request goes first, less its work: where engines compute one prompt at a time, the shortest goes
-first, with the ageing of the lines behind this queue (`router/late.py`). Requests that are older by more than half of `queue_s`
-are not overtaken, and without a free slot work does not count: a request is refused then when its time is over.
+first, with the ageing of the lines behind this queue (`router/late.py`). Work counts up to AGEING * `queue_s` / 2, so requests
+that are older by more than half of `queue_s` are not overtaken. Without a free slot work does not count: a request is refused
+then when its time is over.
 
 Processes that share a pool have a queue each, and learn with a delay how many slots the others use (`set_remote_inflight`). The
 bound may be exceeded by the requests admitted concurrently during that delay.

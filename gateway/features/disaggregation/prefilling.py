@@ -34,7 +34,7 @@ FAILED, REFUSED, NO_PARAMS, NOT_TRANSFERRED = "prefill_failed", "prefill_refused
 
 class Leg:
     """The prefill leg of one request, until it ends. state: the present prefiller. failed: prefillers that have failed with the
-    prompt, until the decoder has shown whether they are to blame. hung: number of those that hang. tried: all that were asked.
+    prompt, until the decoder has shown whether they are to blame. hung: how many of them hang. tried: all that were asked.
     """
 
     __slots__ = ("_owner", "booking", "exchange", "failed", "hung", "since", "state", "trial", "tried")
