@@ -30,8 +30,8 @@ class Waiter(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Fair queue (see the module). size: number of waiters. Operations take O(log waiters of the tenant) comparisons if their
-    turns differ, except `last`: O(tenants in the queue).
+    """Fair queue (see the module). size: number of waiters. Operations compare O(log waiters of the tenant) if their turns
+    differ, and move its list, except `last`: O(tenants in the queue).
     """
 
     def __init__(self) -> None:
@@ -40,13 +40,18 @@ class FairQueue(Generic[T]):
         self._priorities: list[int] = []  # of the levels, ascending
         self.size = 0
 
-    def add(self, waiter: Waiter[T]) -> None:
-        """Add to its tenant's waiters; a tenant without waiters at this priority is served after all others."""
+    def add(self, waiter: Waiter[T], *, last: bool = False) -> None:
+        """Add to its tenant's waiters; a tenant without waiters at this priority is served after all others. last: it goes
+        after all of its tenant.
+        """
         level = self._levels.get(waiter.priority)
         if level is None:
             level = self._levels[waiter.priority] = OrderedDict()
             bisect.insort(self._priorities, waiter.priority)
-        bisect.insort(level.setdefault(waiter.tenant, []), waiter, key=_turn)
+        waiters = level.setdefault(waiter.tenant, [])
+        if last and waiters:
+            waiter.turn = max(waiter.turn, waiters[-1].turn)
+        bisect.insort(waiters, waiter, key=_turn)
         self.size += 1
 
     def first(self) -> Waiter[T] | None:

@@ -26,8 +26,8 @@ the rest of it waits in the engine.
 
 Within a tenant the oldest request goes first, less its work: where engines compute one prompt at a time, the shortest goes
 first, with the ageing of the lines behind this queue (`router/late.py`). Work counts up to AGEING * `queue_s` / 2, so requests
-that are older by more than half of `queue_s` are not overtaken. Without a free slot work does not count: a request is refused
-then when its time is over.
+that are older by more than half of `queue_s` are not overtaken. A request overtakes none if it comes while all slots are taken:
+requests are refused then when their time is over.
 
 Processes that share a pool have a queue each, and learn with a delay how many slots the others use (`set_remote_inflight`). The
 bound may be exceeded by the requests admitted concurrently during that delay.
@@ -269,7 +269,7 @@ class Admission:
             self._rate.saturated(self._clock())
             if self._gate is not None:
                 self._gate.crowds()
-        self._queue.add(waiter)
+        self._queue.add(waiter, last=self._full)
         most_s = self.stream_queue_s if pulsed else self.queue_s
         timer = loop.call_later(most_s, self._expire, waiter)
         if place is not None:

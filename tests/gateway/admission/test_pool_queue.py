@@ -197,6 +197,22 @@ async def test_the_shortest_goes_first_while_only_places_are_missing(slots: int,
     assert served == [name for _, name, _ in order]
 
 
+async def test_a_request_that_comes_while_all_slots_are_taken_overtakes_nobody() -> None:
+    """Requests that came when only places were missing may be refused now."""
+    pool, gate = gated(1, max_inflight=2)
+    held = await pool.wait("a", 0)
+    gate.booked = 1
+    waiting = [asyncio.create_task(pool.wait("a", 0, work_s=100.0))]
+    await eventually(lambda: pool.waiting == 1)
+    pool.resize(max_inflight=1, max_queue=9, queue_s=3600)
+    waiting.append(asyncio.create_task(pool.wait("a", 0, work_s=0.1)))
+    await eventually(lambda: pool.waiting == 2)
+    gate.booked = 0
+    held.release()
+    served, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    assert served == {waiting[0]}
+
+
 async def test_the_place_of_a_request_is_known_while_it_waits() -> None:
     now = 0.0
     pool, place = Admission(max_inflight=1, max_queue=9, queue_s=60, clock=lambda: now), Place()
