@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.core import Core
 from gateway.errors import HUNG, ReplicaFailure
 from gateway.features.hangs.metrics import HangMetrics
-from gateway.fleet.membership import PREFILL
+from gateway.fleet.membership import DECODE, PREFILL
 from gateway.fleet.state import ReplicaState
 from gateway.request.attempts import MAX_REACHED
 from gateway.request.exchange import Exchange
@@ -72,9 +72,10 @@ class MovingRequests:
         return fallback.taker(target).pool != target.pool
 
     def _leg_moves(self, exchange: Exchange, state: ReplicaState) -> bool:
-        """True if another prefiller may compute the prompt, or the decoder itself."""
-        prefillers = self._fleet.renewed(exchange.target).prefillers
-        return not state.engine.bootstraps or any(not each.hung for each in prefillers.values())
+        """True if another prefiller may compute the prompt, the decoder itself, or a replica that does both."""
+        target = self._fleet.renewed(exchange.target)
+        able = (*target.prefillers.values(), *(each for each in target.replicas.values() if each.role != DECODE))
+        return not state.engine.bootstraps or any(not each.hung for each in able)
 
     def __repr__(self) -> str:
         return f"<MovingRequests of {self._fleet!r}>"

@@ -36,6 +36,24 @@ async def test_its_legs_end_and_new_prompts_have_none(ranks: int) -> None:
         assert prefiller.checks == asked
 
 
+async def test_where_decoders_cannot_compute_prompts_a_replica_that_does_both_gets_them() -> None:
+    prefiller, both = HangingEngine(), HangingEngine()
+    decoder = HangingEngine(stuck=lambda request: "bootstrap_room" in request.json)
+
+    def pools(urls: list[str]) -> list[dict[str, Any]]:
+        prefill, decode, unified = ({"url": url, "engine": "sglang"} for url in urls)
+        return [{"prefill": [prefill], "decode": [decode], "replicas": [unified]}]
+
+    async with staged(prefiller, decoder, both, warm=False, pools=pools) as stage:
+        prefiller.works.clear()
+        waiting = [asyncio.ensure_future(stage.stream(long(name))) for name in "abcdef"]
+        await eventually(lambda: prefiller.requests and decoder.requests)
+        for _ in range(600):
+            if not all(each.done() for each in waiting):
+                await stage.pass_s(1)
+        assert [texts_of(await each) for each in waiting] == [["a", "b", "c"]] * len(waiting)
+
+
 async def test_a_prompt_hangs_two_prefillers_at_most() -> None:
     prefillers, decoder = [HangingEngine() for _ in range(3)], HangingEngine()
 
