@@ -240,7 +240,7 @@ class Admission:
     @property
     def crowded(self) -> bool:
         """True if requests wait for a place."""
-        return self._queue.size > 0 and not self._full
+        return self._queue.size > 0 and not self.full
 
     async def wait(
         self,
@@ -259,17 +259,17 @@ class Admission:
         if permit is not None:
             return permit
         if len(self._queue) >= self._max_queue:
-            if self._full:
+            if self.full:
                 raise self._rejection(QUEUE_FULL)
             return self._admit(sequences)
         loop = asyncio.get_running_loop()
-        work_s = 0.0 if self._full else min(work_s, AGEING * self.queue_s / 2)
-        waiter: _Waiter = Waiter(tenant, priority, loop.create_future(), sequences, work_s + AGEING * self._clock())
-        if not self._queue.size and not self._full:
+        turn = min(work_s, AGEING * self.queue_s / 2) + AGEING * self._clock()
+        waiter: _Waiter = Waiter(tenant, priority, loop.create_future(), sequences, turn)
+        if not self._queue.size and not self.full:
             self._rate.saturated(self._clock())
             if self._gate is not None:
                 self._gate.crowds()
-        self._queue.add(waiter, last=self._full)
+        self._queue.add(waiter, last=self.full)
         most_s = self.stream_queue_s if pulsed else self.queue_s
         timer = loop.call_later(most_s, self._expire, waiter)
         if place is not None:
@@ -298,14 +298,14 @@ class Admission:
 
     def hurry(self, waiter: _Waiter) -> bool:
         """See Place.hurry."""
-        if self._full:
+        if self.full:
             return False
         self._turn_out(waiter, QUEUE_TIMEOUT)
         return True
 
     def reject_if_hopeless(self, waiter: _Waiter, until: float) -> bool:
         """See Place.refuse_if_hopeless. Until a slot has come free, each is expected to take as long as none has, and 1 s."""
-        if not self._full:
+        if not self.full:
             return False  # it is sent at the end of its wait
         now = self._clock()
         place = self._queue.place(waiter, MAX_PLACE) or MAX_PLACE
@@ -316,41 +316,42 @@ class Admission:
 
     def resize(self, *, max_inflight: int, max_queue: int, queue_s: float, stream_queue_s: float | None = None) -> None:
         """New bounds. Running requests go on, waiters beyond max_queue are rejected; the times apply to later requests."""
-        was_full = self._full
+        was_full = self.full
         self._max_inflight, self._max_queue = max_inflight, max_queue
         self.queue_s, self.stream_queue_s = queue_s, queue_s if stream_queue_s is None else stream_queue_s
         self.set_gate(self._gate)
-        if self._full and not was_full:
+        if self.full and not was_full:
             self._rate.saturated(self._clock())
         while len(self._queue) > max_queue and (last := self._queue.last()):
             self._turn_out(last, QUEUE_FULL)
 
     def set_remote_inflight(self, taken: int, further: int = 0) -> None:
         """taken: slots that other processes have taken. further: sequences of their requests, beyond one for each."""
-        was_full = self._full
+        was_full = self.full
         if was_full and taken < self._remote_inflight:
             self._rate.released(self._clock())
         self._remote_inflight = taken
         self._widen(further - self._remote_further)
         self._remote_further = further
         self._dispatch()
-        if self._full and not was_full:
+        if self.full and not was_full:
             self._rate.saturated(self._clock())
 
     @property
     def expected_s(self) -> float | None:
         """The expected wait of a request that comes now, in seconds. None: it does not wait, or nothing is known."""
-        if not (self._full and self._rate.known):
+        if not (self.full and self._rate.known):
             return None
         return self._rate.seconds_to_next(self._clock()) * (len(self._queue) + 1)
 
     @property
     def refuses(self) -> bool:
         """True if a request would find neither a slot nor a place in the queue."""
-        return self._full and len(self._queue) >= self._max_queue
+        return self.full and len(self._queue) >= self._max_queue
 
     @property
-    def _full(self) -> bool:
+    def full(self) -> bool:
+        """True if all slots are taken."""
         return self.taken >= self._max_inflight
 
     def _expire(self, waiter: _Waiter) -> None:
@@ -361,7 +362,7 @@ class Admission:
         """A waiter that may wait no longer: reject it if all slots are taken, else send it to a replica without a free
         place.
         """
-        if self._full:
+        if self.full:
             self._reject(waiter, reason)
         elif self._queue.remove(waiter) and not waiter.result.done():
             self._grant(waiter)
@@ -383,7 +384,7 @@ class Admission:
                 answer.release()
 
     def _released(self, sequences: int) -> None:
-        if self._full or self._queue.size:
+        if self.full or self._queue.size:
             self._rate.released(self._clock())
         self.inflight -= 1
         if sequences > 1:
@@ -393,7 +394,7 @@ class Admission:
 
     def _dispatch(self) -> None:
         """Give free slots to waiters, while there are free places."""
-        while self._queue.size and not self._full and self._has_place() and (waiter := self._queue.first()):
+        while self._queue.size and not self.full and self._has_place() and (waiter := self._queue.first()):
             if waiter.result.done():  # cancelled in this turn of the loop: keeps its tenant's turn
                 self._queue.remove(waiter)
                 continue
@@ -419,7 +420,7 @@ class Admission:
         assert self._granted >= 0
         assert self._further >= self._remote_further >= 0
         assert len(self._queue) <= self._max_queue
-        assert not self._queue or self._full or not self._has_place()
+        assert not self._queue or self.full or not self._has_place()
 
     def __repr__(self) -> str:
         return f"<Admission {self.inflight}/{self._max_inflight} running, {self.waiting}/{self._max_queue} waiting>"

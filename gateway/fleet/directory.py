@@ -271,8 +271,8 @@ class Fleet:
         """Seconds of prefill of a prompt at the best replica, as estimated; 0.0 where the shortest does not go first: only
         replicas that compute one prompt at a time do so (`router/late.py`), and only while a slot is free. O(decision).
         """
-        router, loads, admission = self._router, self._router.ledger.loads, target.admission
-        if admission.taken >= admission.max_inflight or not router.ledger.has_lines:
+        router, loads = self._router, self._router.ledger.loads
+        if target.admission.full or not router.ledger.has_lines:
             return 0.0
         if not all(name in loads and loads[name].binds_late(now) for name in target.replicas):
             return 0.0

@@ -198,19 +198,25 @@ async def test_nothing_is_refused_for_want_of_a_place() -> None:
         await finish_all(engine, *tasks)
 
 
+async def crowd(engine: BatchEngine, run: Running, count: int) -> list[asyncio.Task[None]]:
+    """So many long prompts at an engine that is proven to compute one at a time: sent, in line, or in the queue."""
+    admission = run.gateway.fleet.pools[0].admission
+    texts = [f"{number} " + "word " * 30_000 for number in range(count)]
+    tasks = [asyncio.create_task(send(run, text, 0)) for text in texts[: BATCH + 1]]
+    await eventually(lambda: len(engine.running) == BATCH and len(engine.waiting) == 1)
+    [load] = run.gateway.router.ledger.loads.values()
+    while not load.serial.proven:
+        load.serial.learn(10_000, 10_000 / load.rate.value, load.rate.value)
+    tasks += [asyncio.create_task(send(run, text, 0)) for text in texts[BATCH + 1 :]]
+    await eventually(lambda: admission.inflight + admission.waiting == count)
+    return tasks
+
+
 async def test_of_requests_without_a_place_the_shortest_goes_first() -> None:
     """Where the engine computes one prompt at a time."""
     engine = BatchEngine()
     async with before(engine) as run:
-        admission, ledger = run.gateway.fleet.pools[0].admission, run.gateway.router.ledger
-        texts = [f"{number} " + "word " * 30_000 for number in range(30)]
-        tasks = [asyncio.create_task(send(run, text, 0)) for text in texts[: BATCH + 1]]
-        await eventually(lambda: len(engine.running) == BATCH and len(engine.waiting) == 1)
-        [load] = ledger.loads.values()
-        while not load.serial.proven:
-            load.serial.learn(10_000, 10_000 / load.rate.value, load.rate.value)
-        tasks += [asyncio.create_task(send(run, text, 0)) for text in texts[BATCH + 1 :]]
-        await eventually(lambda: admission.inflight + admission.waiting == len(tasks))
+        admission, tasks = run.gateway.fleet.pools[0].admission, await crowd(engine, run, 30)
         tasks.append(asyncio.create_task(send(run, "short", 0)))
         await eventually(lambda: admission.inflight + admission.waiting == len(tasks))
         await finish_all(engine, *tasks)
@@ -222,14 +228,8 @@ async def test_requests_in_line_take_places() -> None:
     engine = BatchEngine()
     async with before(engine) as run:
         admission, ledger = run.gateway.fleet.pools[0].admission, run.gateway.router.ledger
-        texts = [f"{number} " + "word " * 30_000 for number in range(LOW)]
-        tasks = [asyncio.create_task(send(run, text, 0)) for text in texts[: BATCH + 1]]
-        await eventually(lambda: len(engine.running) == BATCH and len(engine.waiting) == 1)
+        tasks = await crowd(engine, run, LOW)
         [load] = ledger.loads.values()
-        while not load.serial.proven:
-            load.serial.learn(10_000, 10_000 / load.rate.value, load.rate.value)
-        tasks += [asyncio.create_task(send(run, text, 0)) for text in texts[BATCH + 1 :]]
-        await eventually(lambda: admission.inflight + admission.waiting == LOW)
         await eventually(reports_of(run))
         assert len(load.line) > 0
         assert admission.inflight <= FIRST + 4
